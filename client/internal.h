@@ -33,15 +33,15 @@ struct scratch;
 struct kvd {
         const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
         pthread_mutex_t lock;
-        pthread_cond_t changed; /* with lock: a thread has left a GPU's driver, or attached */
-        char *path;           /* owned; as passed to kvd_open, or NULL */
+        pthread_cond_t changed;    /* with lock: a thread has left a GPU's driver, or attached */
+        char *path;                /* owned; as passed to kvd_open, or NULL */
         struct server_user server; /* user that every daemon must run as */
-        struct conn *conn;    /* owned; NULL if lost, or not yet made */
-        uint64_t epoch;       /* number of the connection */
-        uint64_t retry_ns;    /* time before which kvd_catch_up does not retry */
+        struct conn *conn;         /* owned; NULL if lost, or not yet made */
+        uint64_t epoch;            /* number of the connection */
+        uint64_t retry_ns;         /* time before which kvd_catch_up does not retry */
         _Atomic(struct later *) later; /* owned: messages not sent by their deadline */
-        _Atomic bool kick;    /* the daemon must be told of posts; handle_unlock does it */
-        bool joined;          /* each new connection joins the team */
+        _Atomic bool kick;             /* the daemon must be told of posts; handle_unlock does it */
+        bool joined;                   /* each new connection joins the team */
         uint8_t team[16];
         _Atomic uint32_t users; /* number of spaces, plus 1 until kvd_close */
 };
@@ -65,7 +65,7 @@ struct mapping_kind {
         int (*reserve)(struct view *view);
         int (*map)(struct view *view, uint32_t number, const struct segment_source *from,
                    bool writable);
-        void (*release)(struct view *view);  /* unmaps everything, also after a failure */
+        void (*release)(struct view *view); /* unmaps everything, also after a failure */
 };
 extern const struct mapping_kind mapping_host, mapping_device;
 void mapping_host_end(struct kvd_space *space); /* unmaps the addresses of a fixed space */
@@ -98,25 +98,25 @@ struct view {
         shm_u64 *asked;              /* inside page: notes of lookups, see asked.c */
         /* owned reservation: segment i at i * segment_bytes; device addresses on a GPU */
         uint8_t *base;
-        uint8_t *sealed;             /* inside it: a second, read-only mapping; on a GPU: base */
-        uint64_t reserved;           /* bytes of each of the two mappings */
+        uint8_t *sealed;   /* inside it: a second, read-only mapping; on a GPU: base */
+        uint64_t reserved; /* bytes of each of the two mappings */
         const struct mapping_kind *mapping; /* NULL if not yet known */
-        struct device *device;       /* owned; NULL in host memory (gpu_view.h) */
+        struct device *device;              /* owned; NULL in host memory (gpu_view.h) */
 
         alignas(64) _Atomic uint64_t refs; /* number of lookups, pins, caller's blocks and so on */
-        _Atomic bool wanted;         /* a lookup found blocks of a segment that is not mapped */
-        _Atomic bool noting;         /* a thread is writing the note of a lookup */
+        _Atomic bool wanted; /* a lookup found blocks of a segment that is not mapped */
+        _Atomic bool noting; /* a thread is writing the note of a lookup */
 
         /* under kvd.lock */
         /* number of mapped segments before the first hole; read by lookups */
         alignas(64) _Atomic uint32_t n_mapped;
         _Atomic uint32_t memory_epoch; /* ix->memory_epoch when mappings were last checked */
         uint64_t index_bytes;
-        uint32_t handle;             /* number of the space in the connection */
-        uint64_t epoch;              /* number of the connection */
+        uint32_t handle; /* number of the space in the connection */
+        uint64_t epoch;  /* number of the connection */
         bool unmapped;
-        _Atomic uint32_t fetched;    /* ix->n_segments when segments were last fetched */
-        struct view *older;          /* owned */
+        _Atomic uint32_t fetched; /* ix->n_segments when segments were last fetched */
+        struct view *older;       /* owned */
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
         /* read by lookups that meet a hole (GPU pools have holes) */
         _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64];
@@ -131,19 +131,19 @@ struct kvd_space {
         char name[KVD_NAME_MAX + 1];
         struct kvd_shape geometry;
         struct kvd_space_options options;
-        _Atomic uint32_t reserve;    /* n of kvd_reserve */
-        _Atomic(struct view *) view; /* owned, as are the older ones behind it */
-        bool attaching;              /* a thread is making the next view; under kvd.lock */
-        struct {                     /* failed posts, see post.c */
+        _Atomic uint32_t reserve;      /* n of kvd_reserve */
+        _Atomic(struct view *) view;   /* owned, as are the older ones behind it */
+        bool attaching;                /* a thread is making the next view; under kvd.lock */
+        struct {                       /* failed posts, see post.c */
                 _Atomic uint64_t lost; /* number lost with earlier daemons, not yet reported */
                 _Atomic uint64_t told; /* number reported, of the current view's posts_refused */
         } posts;
         /* counted by libkvd itself, or in the pages of unmapped views */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)];
-        struct {                  /* KVD_SPACE_FIXED: used by one view after the other */
-                uint8_t *base;    /* owned reservation; NULL if not yet made */
+        struct {                   /* KVD_SPACE_FIXED: used by one view after the other */
+                uint8_t *base;     /* owned reservation; NULL if not yet made */
                 uint64_t reserved; /* as view->reserved */
-                uint32_t blocks;  /* capacity of the first view */
+                uint32_t blocks;   /* capacity of the first view */
         } fixed;
         /* owned: buffers that calls of attention left for later calls */
         _Atomic(struct scratch *) scratch[4];
@@ -187,15 +187,18 @@ static inline bool forked(const struct kvd *handle) {
 static inline int handle_check(const struct kvd *handle) {
         deadline_begin();
         return forked(handle) ?
-                       client_fail(-ECHILD,
-                                   "this process was forked from the one that connected; open a connection of its own") :
+                       client_fail(
+                               -ECHILD,
+                               "this process was forked from the one that connected; open a connection of its own") :
                        0;
 }
 
 static inline int space_check(const struct kvd_space *space) {
         deadline_begin();
         return forked(space->handle) ?
-                       client_fail(-ECHILD, "this process was forked from the one that opened the space; open it again") :
+                       client_fail(
+                               -ECHILD,
+                               "this process was forked from the one that opened the space; open it again") :
                        0;
 }
 
@@ -251,7 +254,7 @@ void later_close(const struct view *view, uint32_t sequence);
 void later_send(struct kvd *handle);
 
 /* view.c: mappings of one attachment, and references to them */
-struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
+struct view *view_get(struct kvd_space *space);    /* the current one, with a reference */
 void view_put_some(struct view *view, uint32_t n); /* releases n references */
 static inline void view_put(struct view *view) {
         view_put_some(view, 1);
@@ -331,17 +334,17 @@ static inline void unpin_block(struct view *view, uint32_t id) {
 /* One request's block table. Only the caller's thread uses it, except for the view. */
 struct kvd_sequence {
         struct kvd_space *space;
-        struct view *view;          /* with a reference */
-        uint32_t number;            /* of the sequence in the space */
+        struct view *view; /* with a reference */
+        uint32_t number;   /* of the sequence in the space */
         /* the contents of the daemon's table are unknown: it can only be closed */
         bool lost;
-        struct kvd_entry *entries;  /* owned; max_blocks of them */
+        struct kvd_entry *entries; /* owned; max_blocks of them */
         uint32_t n, max_blocks;
         uint32_t n_tokens;
-        uint32_t seen;              /* sync_epoch at the start of the last complete sync */
-        uint64_t arrived[2];        /* number of blocks that came back: exact, approximate */
+        uint32_t seen;                     /* sync_epoch at the start of the last complete sync */
+        uint64_t arrived[2];               /* number of blocks that came back: exact, approximate */
         uint64_t copy_bytes, sketch_bytes; /* as of the last sync */
-        void *summaries;            /* owned mapping, read-only; NULL until needed */
+        void *summaries;                   /* owned mapping, read-only; NULL until needed */
         uint64_t summary_bytes;
 };
 

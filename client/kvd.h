@@ -222,8 +222,8 @@ int kvd_space_memory(kvd_space *space, struct kvd_space_memory *ret);
  * evicted before its children. Block b is at base + b * block_bytes (see kvd_pin_block).
  */
 struct kvd_pin {
-        void *view;          /* private: the mapping that base belongs to */
-        uint8_t *base;       /* address of block 0, read-only (not on a GPU); NULL if empty */
+        void *view;           /* private: the mapping that base belongs to */
+        uint8_t *base;        /* address of block 0, read-only (not on a GPU); NULL if empty */
         uint64_t block_bytes; /* bytes per block */
         /* in: extra key of the chain (LoRA, images, a tenant), see kvd_lookup; 0 if none */
         uint64_t salt;
@@ -455,14 +455,14 @@ int kvd_lease_end(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens);
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-struct kvd_counters { /* of this process in this space, since it was opened */
-        uint64_t lookups, lookup_hits;          /* calls; calls that found something */
-        uint64_t tokens_asked, tokens_found;    /* sums over all lookups */
+struct kvd_counters {                  /* of this process in this space, since it was opened */
+        uint64_t lookups, lookup_hits; /* calls; calls that found something */
+        uint64_t tokens_asked, tokens_found; /* sums over all lookups */
         /* sealed: includes posted blocks; duplicate: another process had sealed them first */
         uint64_t blocks_allocated, blocks_sealed, blocks_duplicate;
-        uint64_t refused;                       /* allocations refused by quota or a full pool */
-        uint64_t retries;                       /* searches repeated because of an eviction */
-        uint64_t reconnects;                    /* times that the space attached again */
+        uint64_t refused;    /* allocations refused by quota or a full pool */
+        uint64_t retries;    /* searches repeated because of an eviction */
+        uint64_t reconnects; /* times that the space attached again */
 };
 void kvd_counters(kvd_space *space, struct kvd_counters *ret);
 

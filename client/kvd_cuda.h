@@ -57,11 +57,11 @@ extern "C" {
 enum kvd_memory { KVD_MEMORY_HOST = 0, KVD_MEMORY_CUDA = 1 };
 
 struct kvd_place {
-        uint32_t memory;        /* enum kvd_memory */
-        int32_t device;         /* device ordinal in this process; -1 in host memory */
-        uint8_t uuid[16];       /* UUID of the GPU; zeros in host memory */
-        uint32_t legacy;        /* 1: legacy CUDA IPC instead of VMM: nothing is mapped read-only */
-        uint32_t stream_order;  /* 1: streams order seals and reads; 0: the calls wait instead */
+        uint32_t memory;       /* enum kvd_memory */
+        int32_t device;        /* device ordinal in this process; -1 in host memory */
+        uint8_t uuid[16];      /* UUID of the GPU; zeros in host memory */
+        uint32_t legacy;       /* 1: legacy CUDA IPC instead of VMM: nothing is mapped read-only */
+        uint32_t stream_order; /* 1: streams order seals and reads; 0: the calls wait instead */
 };
 int kvd_space_place(kvd_space *space, struct kvd_place *ret);
 
@@ -118,11 +118,11 @@ int kvd_settle(kvd_space *space);
  * plane, head, token, dim). -EINVAL: there is no such layer, or blocks are opaque.
  */
 struct kvd_layer_view {
-        uint8_t *keys;           /* the layer's K plane in block 0: head 0, token 0 */
-        uint8_t *values;         /* likewise its V plane */
+        uint8_t *keys;   /* the layer's K plane in block 0: head 0, token 0 */
+        uint8_t *values; /* likewise its V plane */
         uint64_t block_stride, head_stride, token_stride, element;
-        uint64_t blocks;         /* block ids below this are mapped now */
-        uint32_t group;          /* layer group whose blocks hold this layer */
+        uint64_t blocks; /* block ids below this are mapped now */
+        uint32_t group;  /* layer group whose blocks hold this layer */
 };
 int kvd_layer_view(kvd_space *space, uint32_t layer, struct kvd_layer_view *ret);
 

@@ -81,7 +81,7 @@ struct kvd_entry {
         uint32_t n_tokens;   /* number of slots in use */
         /* its keys are rotated for positions lower by delta: rotate queries by -delta */
         int32_t delta;
-        uint32_t flags;      /* enum kvd_entry_flags */
+        uint32_t flags;               /* enum kvd_entry_flags */
         uint32_t row, row_generation; /* for kvd_sequence_labels */
 };
 
@@ -181,12 +181,12 @@ struct kvd_sequence_stats {
         uint64_t blocks, resident, own, borrowed;
         /* MemShare's affected ratio is shared_tokens / tokens */
         uint64_t shared, shared_tokens, tokens;
-        uint64_t bytes_saved;                   /* bytes of blocks that shared ones replaced */
+        uint64_t bytes_saved; /* bytes of blocks that shared ones replaced */
         uint64_t spilled, vague, approximate, dropped;
         uint64_t revived_exact, revived_approx;
-        uint64_t compacted;                     /* entries with KVD_ENTRY_COMPACT */
-        uint64_t resident_bytes;                /* bytes of resident blocks of unshared entries */
-        uint64_t label_bytes;                   /* bytes of summaries: labels, anchors, norms */
+        uint64_t compacted;      /* entries with KVD_ENTRY_COMPACT */
+        uint64_t resident_bytes; /* bytes of resident blocks of unshared entries */
+        uint64_t label_bytes;    /* bytes of summaries: labels, anchors, norms */
         /* bytes of exact copies and of sketches, as of the last sync */
         uint64_t copy_bytes, sketch_bytes;
 };
@@ -195,11 +195,11 @@ void kvd_sequence_stats(const kvd_sequence *sequence, struct kvd_sequence_stats 
 /* ---- HShare ---------------------------------------------------------------------------------- */
 
 struct kvd_label_shape {
-        uint32_t channels;      /* number of a key's channels in its label */
+        uint32_t channels; /* number of a key's channels in its label */
         /* bytes per token and KV head: 4-bit numbers, minimum and scale as f16 */
         uint32_t label_bytes;
-        uint32_t layer_stride;  /* bytes from layer to layer */
-        uint32_t head_stride;   /* bytes from KV head to KV head: block_tokens labels */
+        uint32_t layer_stride;   /* bytes from layer to layer */
+        uint32_t head_stride;    /* bytes from KV head to KV head: block_tokens labels */
         const uint16_t *channel; /* [layers][kv_heads][channels] indices of the channels */
 };
 

@@ -202,8 +202,9 @@ int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size,
         if (r < 0)
                 return r;
         if (!is_envelope(&root))
-                return kvd_refuse(&decoder->why, -EBADMSG,
-                                  "a message must be an array of number, serial and a map of fields");
+                return kvd_refuse(
+                        &decoder->why, -EBADMSG,
+                        "a message must be an array of number, serial and a map of fields");
         ret->number = (uint32_t)root.via.array.ptr[0].via.u64;
         ret->serial = root.via.array.ptr[1].via.u64;
         return take_message(decoder, &root.via.array.ptr[2].via.map, ret);

@@ -27,7 +27,10 @@ struct message_numbers {
          .offset = offsetof(struct kvd_msg, message.name_), \
          .type = KVD_FIELD_##type_, \
          .name_size = sizeof #name_ - 1},
-#define KVD_MSG_END(message) {.name = NULL}};
+#define KVD_MSG_END(message) \
+        { .name = NULL } \
+        } \
+        ;
 #include "ipc/msg.def"
 
 #pragma GCC diagnostic error "-Woverride-init" /* two messages with the same number */

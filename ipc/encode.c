@@ -30,12 +30,9 @@ static uint64_t magnitude(const struct kvd_msg *msg, const struct kvd_field *f) 
         const void *p = (const uint8_t *)msg + f->offset;
 
         switch ((enum kvd_field_type)f->type) {
-        case KVD_FIELD_u32:
-                return *(const uint32_t *)p;
-        case KVD_FIELD_u64:
-                return *(const uint64_t *)p;
-        default:
-                return ((const struct kvd_slice *)p)->size;
+        case KVD_FIELD_u32: return *(const uint32_t *)p;
+        case KVD_FIELD_u64: return *(const uint64_t *)p;
+        default: return ((const struct kvd_slice *)p)->size;
         }
 }
 

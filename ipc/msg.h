@@ -57,7 +57,9 @@ typedef struct kvd_slice kvd_field_bin;
 
 #define KVD_MSG_BEGIN(number, name, text) struct kvd_msg_##name {
 #define KVD_FIELD(type, message, name, limit, text) kvd_field_##type name;
-#define KVD_MSG_END(name) };
+#define KVD_MSG_END(name) \
+        } \
+        ;
 #include "ipc/msg.def"
 
 struct kvd_msg {
@@ -78,9 +80,9 @@ enum kvd_field_type { KVD_FIELD_u32, KVD_FIELD_u64, KVD_FIELD_str, KVD_FIELD_bin
 struct kvd_field {
         const char *name; /* NULL: end of the array */
         const char *text;
-        uint64_t limit; /* largest value or length */
+        uint64_t limit;  /* largest value or length */
         uint32_t offset; /* in struct kvd_msg */
-        uint8_t type;   /* enum kvd_field_type */
+        uint8_t type;    /* enum kvd_field_type */
         uint8_t name_size;
 };
 

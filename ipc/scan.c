@@ -30,14 +30,26 @@ static const struct head heads[32] = {
         [0x00] = {NUMBER, 0}, /* nil */
         [0x02] = {NUMBER, 0}, /* false */
         [0x03] = {NUMBER, 0}, /* true */
-        [0x04] = {BIN, 1}, [0x05] = {BIN, 2}, [0x06] = {BIN, 4},
+        [0x04] = {BIN, 1},
+        [0x05] = {BIN, 2},
+        [0x06] = {BIN, 4},
         /* unsigned */
-        [0x0c] = {NUMBER, 1}, [0x0d] = {NUMBER, 2}, [0x0e] = {NUMBER, 4}, [0x0f] = {NUMBER, 8},
+        [0x0c] = {NUMBER, 1},
+        [0x0d] = {NUMBER, 2},
+        [0x0e] = {NUMBER, 4},
+        [0x0f] = {NUMBER, 8},
         /* signed */
-        [0x10] = {NUMBER, 1}, [0x11] = {NUMBER, 2}, [0x12] = {NUMBER, 4}, [0x13] = {NUMBER, 8},
-        [0x19] = {STR, 1}, [0x1a] = {STR, 2}, [0x1b] = {STR, 4},
-        [0x1c] = {ARRAY, 2}, [0x1d] = {ARRAY, 4},
-        [0x1e] = {MAP, 2}, [0x1f] = {MAP, 4},
+        [0x10] = {NUMBER, 1},
+        [0x11] = {NUMBER, 2},
+        [0x12] = {NUMBER, 4},
+        [0x13] = {NUMBER, 8},
+        [0x19] = {STR, 1},
+        [0x1a] = {STR, 2},
+        [0x1b] = {STR, 4},
+        [0x1c] = {ARRAY, 2},
+        [0x1d] = {ARRAY, 4},
+        [0x1e] = {MAP, 2},
+        [0x1f] = {MAP, 4},
 };
 
 struct key {
@@ -46,7 +58,7 @@ struct key {
 };
 
 struct level {
-        uint32_t left;     /* number of values still to come */
+        uint32_t left;      /* number of values still to come */
         uint32_t first_key; /* index of this map's first key in the stack of keys */
         bool is_map;
 };

@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-#define KVD_SCAN_MAX_DEPTH 8     /* nesting of arrays and maps */
+#define KVD_SCAN_MAX_DEPTH 8 /* nesting of arrays and maps */
 /* values of all kinds in one frame; an array of numbers travels as one bin */
 #define KVD_SCAN_MAX_OBJECTS 256
 

@@ -26,8 +26,8 @@ struct scratch {
         size_t q, rotated, placed; /* the tile's queries: given, rotated, in the kernels' order */
         size_t stage;              /* keys, rearranged by the kernels */
         size_t sum, total; /* the tile's results, and their divisors; 0 if the row sees nothing */
-        size_t visible;            /* uint32_t per token of the call: number of columns it sees */
-        size_t rows;               /* per column, a pointer to its key */
+        size_t visible;    /* uint32_t per token of the call: number of columns it sees */
+        size_t rows;       /* per column, a pointer to its key */
         size_t end;
         size_t ld;
 };
@@ -129,9 +129,8 @@ static void place(const struct kvd_attention *a, const struct scratch *s, const 
 
 static void score_run(const struct kvd_attention *a, const struct scratch *s,
                       const struct tile *tile, uint32_t from, uint32_t to) {
-        a->ops->attend->scores(part(a, s->scores) + from, s->ld, rows_of(a, s) + from,
-                               to - from, a->type, part(a, s->placed), tile->rows, a->dim,
-                               part(a, s->stage));
+        a->ops->attend->scores(part(a, s->scores) + from, s->ld, rows_of(a, s) + from, to - from,
+                               a->type, part(a, s->placed), tile->rows, a->dim, part(a, s->stage));
 }
 
 /* Splits the columns into runs that need the same rotation of their queries. */
@@ -185,9 +184,9 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, const 
 static void mix_rows(const struct kvd_attention *a, const struct scratch *s, uint32_t row,
                      uint32_t rows, uint32_t from, uint32_t to) {
         a->ops->attend->mix(part(a, s->sum) + row * kvd_attend_sum(a->dim),
-                            part(a, s->scores) + row * s->ld + from, s->ld,
-                            rows_of(a, s) + from, (ptrdiff_t)(a->v_offset - a->k_offset), to - from,
-                            a->type, rows, a->dim);
+                            part(a, s->scores) + row * s->ld + from, s->ld, rows_of(a, s) + from,
+                            (ptrdiff_t)(a->v_offset - a->k_offset), to - from, a->type, rows,
+                            a->dim);
 }
 
 static void mix(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
@@ -207,8 +206,8 @@ static void deliver(const struct kvd_attention *a, const struct scratch *s,
         for (uint32_t i = 0; i < tile->n; i++)
                 a->ops->attend->finish(a->out + (tile->token + i) * a->ldo,
                                        part(a, s->sum) + i * width,
-                                       part(a, s->total) + (size_t)i * a->group, a->type,
-                                       a->group, a->dim);
+                                       part(a, s->total) + (size_t)i * a->group, a->type, a->group,
+                                       a->dim);
 }
 
 void kvd_attend(const struct kvd_attention *a) {

@@ -37,7 +37,7 @@ struct kvd_attention {
          * its tokens compacted, "position" means the slot, and first is the number of slots that
          * were filled before the call.
          */
-        uint32_t first;         /* position of token 0 */
+        uint32_t first;  /* position of token 0 */
         uint32_t n_keys; /* if not 0, bidirectional: every token sees positions [0, n_keys) */
         /* token-sparse: only these of the positions above; strictly ascending; NULL: all */
         const uint32_t *chosen;
@@ -58,7 +58,7 @@ struct kvd_attention {
          */
         /* per block: 0, or 1 + the index of its rotation; see kvd_rotations(). NULL: none */
         const uint32_t *rotation;
-        const float *rotations;   /* [dim] each: dim / 2 cosines, then dim / 2 sines; dim is even */
+        const float *rotations; /* [dim] each: dim / 2 cosines, then dim / 2 sines; dim is even */
 
         /*
          * Attention mass, summed over the queries and query heads of the call and added to the

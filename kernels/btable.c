@@ -78,8 +78,8 @@ int kvd_bprofile_add(struct kvd_bprofile *profile, uint32_t percent, const float
                         return -EINVAL;
         for (uint32_t l = 0; l < profile->n_layers; l++)
                 sum[l] += (double)similarity[l];
-        profile->sum_b[percent] += MAX(
-                1, kvd_layers_alike(similarity, profile->n_layers, profile->tau, true));
+        profile->sum_b[percent] +=
+                MAX(1, kvd_layers_alike(similarity, profile->n_layers, profile->tau, true));
         profile->requests[percent]++;
         return 0;
 }

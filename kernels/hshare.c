@@ -127,10 +127,13 @@ KERNEL void columns(__m256i column[4], const uint8_t *labels) {
         __m256i t[4], ab_low, ab_high, cd_low, cd_high;
 
         for (int i = 0; i < 4; i++)
-                t[i] = _mm256_inserti128_si256(
-                        _mm256_castsi128_si256(
-                                _mm_loadu_si128((const void *)(labels + (size_t)i * USUAL_BYTES))),
-                        _mm_loadu_si128((const void *)(labels + (size_t)(i + 4) * USUAL_BYTES)), 1);
+                t[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(
+                                                       (const void *)(labels +
+                                                                      (size_t)i * USUAL_BYTES))),
+                                               _mm_loadu_si128((const void *)(labels +
+                                                                              (size_t)(i + 4) *
+                                                                                      USUAL_BYTES)),
+                                               1);
         ab_low = _mm256_unpacklo_epi32(t[0], t[1]);
         ab_high = _mm256_unpackhi_epi32(t[0], t[1]);
         cd_low = _mm256_unpacklo_epi32(t[2], t[3]);
@@ -153,8 +156,10 @@ KERNEL void ends_of(__m256 *least, __m256 *step, const uint8_t *labels) {
                                    end_of(labels, 7));
         const __m128i low = _mm_set1_epi32(0xffff);
 
-        *least = lanes_from_half(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)), KVD_NUMBER_F16);
-        *step = lanes_from_half(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)), KVD_NUMBER_F16);
+        *least = lanes_from_half(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)),
+                                 KVD_NUMBER_F16);
+        *step = lanes_from_half(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)),
+                                KVD_NUMBER_F16);
 }
 
 KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels,

@@ -131,7 +131,7 @@ uint32_t kvd_window_positions(const struct kvd_window *w, const uint32_t *middle
 /* ---- sharing ---- */
 
 enum kvd_share {
-        KVD_SHARE_GREEDY,      /* algorithm 1 as printed: chains stay */
+        KVD_SHARE_GREEDY, /* algorithm 1 as printed: chains stay */
         /* the official code: a sharer of a sharer uses the latter's source */
         KVD_SHARE_GREEDY_ROOT,
         /* sources that maximise the total similarity of the others with their sources */

@@ -294,8 +294,7 @@ KERNEL void expect_part(const struct next_keys *next, uint32_t i, enum kvd_numbe
 KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct next_keys *next,
                      enum kvd_number type) {
         lanes inverse = lanes_div(lanes_set(1.0f), r->step);
-        lanes minus = lanes_sub(lanes_zero(), r->step),
-              most = lanes_mul(r->most_code, r->step);
+        lanes minus = lanes_sub(lanes_zero(), r->step), most = lanes_mul(r->most_code, r->step);
 
         for (uint32_t i = 0; i < USUAL; i++) {
                 lanes offset = lanes_max(lanes_min(lanes_sub(x[i], r->least), most), lanes_zero());

@@ -20,7 +20,6 @@
 #include "kernels/block.h"
 #include "kernels/select.h"
 
-
 /* ---- one score for a group of heads ---- */
 
 KERNEL lanes load_padded(const float *x, uint32_t n, uint32_t i) {
@@ -209,11 +208,12 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
                 __m256i both = _mm256_and_si256(_mm256_loadu_si256((const void *)(a + w)),
                                                 _mm256_loadu_si256((const void *)(b + w)));
                 __m256i low = _mm256_shuffle_epi8(bits, _mm256_and_si256(both, nibble));
-                __m256i high = _mm256_shuffle_epi8(
-                        bits, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
+                __m256i high =
+                        _mm256_shuffle_epi8(bits,
+                                            _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
 
-                sum = _mm256_add_epi64(
-                        sum, _mm256_sad_epu8(_mm256_add_epi8(low, high), _mm256_setzero_si256()));
+                sum = _mm256_add_epi64(sum, _mm256_sad_epu8(_mm256_add_epi8(low, high),
+                                                            _mm256_setzero_si256()));
         }
         for (; w < words; w++)
                 rest += (uint32_t)__builtin_popcountll(a[w] & b[w]);

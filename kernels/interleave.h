@@ -72,12 +72,12 @@ KERNEL void lanes_store_half(uint8_t *to, int half, __m256i word, enum kvd_numbe
                 _mm256_storeu_si256((void *)(to + (size_t)half * 32), word);
                 return;
         }
-        _mm_storeu_si128(
-                (void *)(to + (size_t)half * 16),
-                _mm_packus_epi32(_mm256_castsi256_si128(even), _mm256_extracti128_si256(even, 1)));
-        _mm_storeu_si128(
-                (void *)(to + 32 + (size_t)half * 16),
-                _mm_packus_epi32(_mm256_castsi256_si128(odd), _mm256_extracti128_si256(odd, 1)));
+        _mm_storeu_si128((void *)(to + (size_t)half * 16),
+                         _mm_packus_epi32(_mm256_castsi256_si128(even),
+                                          _mm256_extracti128_si256(even, 1)));
+        _mm_storeu_si128((void *)(to + 32 + (size_t)half * 16),
+                         _mm_packus_epi32(_mm256_castsi256_si128(odd),
+                                          _mm256_extracti128_si256(odd, 1)));
 }
 
 /* Eight words of eight rows. */

@@ -35,9 +35,10 @@ KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32
         uint32_t row = t % keys->per_block;
         const uint8_t *block = keys->blocks[t / keys->per_block];
 
-        return (struct group){
-                block ? number_at(block + keys->offset, row * keys->token_stride, type) : NULL,
-                MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
+        return (struct group){block ? number_at(block + keys->offset, row * keys->token_stride,
+                                                type) :
+                                      NULL,
+                              MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
 }
 
 /* dim, rounded up to whole lanes */
@@ -215,8 +216,8 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
                                              directions(rows, inverse, head,
                                                         behind(keys, g, next, h, type), stride,
                                                         GROUP, dim, type) :
-                                             directions(rows, inverse, head, NULL, stride, g.n,
-                                                        dim, type);
+                                             directions(rows, inverse, head, NULL, stride, g.n, dim,
+                                                        type);
 
                         if (SIMD && n == GROUP)
                                 add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP,
@@ -282,8 +283,8 @@ KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, const v
         const void *head = number_at(g.keys, h * keys->head_stride, type);
 
         if (SIMD && g.n == GROUP)
-                return score_group(head, behind(keys, g, next, h, type), keys->token_stride,
-                                   GROUP, m, length, dim, type);
+                return score_group(head, behind(keys, g, next, h, type), keys->token_stride, GROUP,
+                                   m, length, dim, type);
         return score_group(head, NULL, keys->token_stride, g.n, m, length, dim, type);
 }
 
@@ -352,7 +353,9 @@ static void blocks(float *mean, float *best, const float *scores, size_t stride,
 
                         *largest = -INFINITY;
                         for (uint32_t t = b * per_block; t < end; t++)
-                                *largest = scores[h * stride + t] > *largest ? scores[h * stride + t] : *largest;
+                                *largest = scores[h * stride + t] > *largest ?
+                                                   scores[h * stride + t] :
+                                                   *largest;
                         valid += *largest > -INFINITY;
                         sum += *largest > -INFINITY ? *largest : 0.0f;
                 }

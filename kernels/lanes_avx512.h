@@ -84,7 +84,8 @@ KERNEL void lanes_widen_2(const void *from, enum kvd_number type, lanes *a, lane
         if (type == KVD_NUMBER_BF16) {
                 both = _mm512_loadu_si512(from);
                 *a = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-                *b = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
+                *b = _mm512_castsi512_ps(
+                        _mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
                 return;
         }
         *a = lanes_widen(from, type);

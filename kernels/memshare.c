@@ -17,9 +17,9 @@ enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 
 
 /* Calls f with the type as a constant. */
 #define TYPED(type, f, ...) \
-        ((type) == KVD_NUMBER_F32   ? f(__VA_ARGS__, KVD_NUMBER_F32) \
-         : (type) == KVD_NUMBER_F16 ? f(__VA_ARGS__, KVD_NUMBER_F16) \
-                                    : f(__VA_ARGS__, KVD_NUMBER_BF16))
+        ((type) == KVD_NUMBER_F32 ? f(__VA_ARGS__, KVD_NUMBER_F32) : \
+         (type) == KVD_NUMBER_F16 ? f(__VA_ARGS__, KVD_NUMBER_F16) : \
+                                    f(__VA_ARGS__, KVD_NUMBER_BF16))
 
 /* Elements i to i + 15 of n; zeros beyond the end. */
 KERNEL lanes widen_at(const uint8_t *x, size_t i, size_t n, enum kvd_number type) {

@@ -76,7 +76,7 @@ enum kvd_memshare_metric {
 struct kvd_memshare_query {
         const struct kvd_memshare_shape *shape;
         enum kvd_memshare_metric metric;
-        double limit;          /* distances above it are reported as INFINITY; INFINITY: no limit */
+        double limit; /* distances above it are reported as INFINITY; INFINITY: no limit */
 
         /*
          * b's keys are rotated before they are compared, pair (i, i + half) by the angle with

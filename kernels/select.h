@@ -143,8 +143,8 @@ KERNEL uint32_t reached_32(const float *x, __m256 least) {
                         _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), least, _CMP_GE_OQ));
         of[0] = _mm256_packs_epi16(_mm256_packs_epi32(of[0], of[1]),
                                    _mm256_packs_epi32(of[2], of[3]));
-        return (uint32_t)_mm256_movemask_epi8(_mm256_permutevar8x32_epi32(
-                of[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+        return (uint32_t)_mm256_movemask_epi8(
+                _mm256_permutevar8x32_epi32(of[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
 KERNEL uint64_t reached(const float *x, float bound) {

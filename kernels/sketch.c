@@ -116,8 +116,7 @@ enum what { INSERT, QUERY };
 
 /* factor: the weight of an insertion, or the shrink factor of a query. */
 KERNEL void do_vector(enum what what, const struct kvd_sketch_part *p, const struct cells *cells,
-                      uint8_t *x, float factor, uint32_t rows, uint32_t dim,
-                      enum kvd_number type) {
+                      uint8_t *x, float factor, uint32_t rows, uint32_t dim, enum kvd_number type) {
         lanes sign[KVD_SKETCH_ROWS_MAX];
 
         for (uint32_t r = 0; r < rows; r++)

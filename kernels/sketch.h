@@ -51,8 +51,8 @@ struct kvd_sketch_hash {
         uint64_t salt;    /* secret of this sketch, so that collisions cannot be predicted */
 };
 
-#define KVD_SKETCH_COLUMN 0x3fffffffu /* a place: bits of its column */
-#define KVD_SKETCH_KEY_SIGN (1u << 30) /* set if the key is negated */
+#define KVD_SKETCH_COLUMN 0x3fffffffu    /* a place: bits of its column */
+#define KVD_SKETCH_KEY_SIGN (1u << 30)   /* set if the key is negated */
 #define KVD_SKETCH_VALUE_SIGN (1u << 31) /* set if the value is negated */
 
 /* places[i * rows + r] = the place of ordinals[i] in row r. */

@@ -225,8 +225,7 @@ static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
                                     "domain '%s' is at its limit of this: %s; delete spaces, or "
                                     "raise the limit (see kvctl domain)",
                                     d->config.name, texts[cost]);
-        return store_refuse(d->store, -ENOBUFS, "this is used up at present: %s",
-                            texts[cost]);
+        return store_refuse(d->store, -ENOBUFS, "this is used up at present: %s", texts[cost]);
 }
 
 int account_charge(struct space *space, enum kvd_cost cost, uint64_t n) {

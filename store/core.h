@@ -39,10 +39,10 @@ struct memory_ops;
 struct ticket {
         const struct job_kind *kind;
         struct space *space;
-        void *owner;           /* for the kind: a sequence, or NULL */
+        void *owner;                  /* for the kind: a sequence, or NULL */
         struct kvd_list_node waiting; /* in its domain's list */
-        struct job *job;       /* in flight, running or paused; NULL: none */
-        uint32_t losses;       /* number of times that its job was lost in a row */
+        struct job *job;              /* in flight, running or paused; NULL: none */
+        uint32_t losses;              /* number of times that its job was lost in a row */
 };
 
 struct domain_jobs {
@@ -56,9 +56,9 @@ struct jobs {
         struct kvd_list domains; /* ascending by cost */
         uint64_t now;            /* cost of the domain that was served last */
         uint64_t n_waiting, last_id;
-        struct job *job;       /* owned; at the worker, or the next to be written */
-        struct job *spare;     /* owned; list */
-        bool at_work;          /* a job is being written or settled */
+        struct job *job;   /* owned; at the worker, or the next to be written */
+        struct job *spare; /* owned; list */
+        bool at_work;      /* a job is being written or settled */
         /* called when there is work for the worker */
         void (*wanted)(void *data);
         void *data;
@@ -68,8 +68,8 @@ struct jobs {
 
 #define STORE_RANKS 65536u
 
-struct account { /* account.c: by kind of cost */
-        uint64_t limit[KVD_N_COSTS];    /* of all domains together */
+struct account {                     /* account.c: by kind of cost */
+        uint64_t limit[KVD_N_COSTS]; /* of all domains together */
         uint64_t used[KVD_N_COSTS];
         uint64_t reserved[KVD_N_COSTS]; /* guaranteed to domains, but not used by them yet */
         struct carry *carries;          /* reservations of spill memory (tier/carry.c) */
@@ -78,8 +78,8 @@ struct account { /* account.c: by kind of cost */
                 enum kvd_cost cost;
                 uint64_t n;
         } short_of;
-        uint64_t fair_spill;            /* each domain's guaranteed part of the memory for copies */
-        uint64_t spare;                 /* unused pool bytes above the guarantees of all domains */
+        uint64_t fair_spill; /* each domain's guaranteed part of the memory for copies */
+        uint64_t spare;      /* unused pool bytes above the guarantees of all domains */
 };
 
 struct owed {
@@ -98,43 +98,43 @@ struct on_close { /* called is NULL: the store closes files itself */
 
 /* The spaces of all domains. Idle work and timers visit them in turn, in pieces (idle.c). */
 struct space_lists {
-        struct roll all;       /* by number */
-        struct kvd_list busy;  /* spaces that may have deferred work, the longest waiting first */
+        struct roll all;      /* by number */
+        struct kvd_list busy; /* spaces that may have deferred work, the longest waiting first */
         struct space *named[STORE_NAMES]; /* hash table by name, chained by listed.same */
-        struct round {         /* of a timer: number of the next space, and work found so far */
+        struct round { /* of a timer: number of the next space, and work found so far */
                 uint32_t next, found;
         } pins, semaphores;
-        uint32_t copies;       /* number of the space where the search for copies to drop resumes */
-        uint32_t turn;         /* of idle work: alternates between deleted and live spaces */
-        uint64_t buried;       /* number of deleted spaces that are freed */
-        uint64_t collected;    /* number of spaces deleted to make room (cache/collect.c) */
-        uint64_t clock;        /* moves with the clock of each space (cache/age.c) */
-        uint64_t searches;     /* number of searches for other spaces' memory (cache/take.c) */
+        uint32_t copies;    /* number of the space where the search for copies to drop resumes */
+        uint32_t turn;      /* of idle work: alternates between deleted and live spaces */
+        uint64_t buried;    /* number of deleted spaces that are freed */
+        uint64_t collected; /* number of spaces deleted to make room (cache/collect.c) */
+        uint64_t clock;     /* moves with the clock of each space (cache/age.c) */
+        uint64_t searches;  /* number of searches for other spaces' memory (cache/take.c) */
 };
 
-struct store_wakes { /* cache/semaphore.c */
+struct store_wakes {             /* cache/semaphore.c */
         bool on;                 /* a worker can write semaphores by a stream */
         struct kvd_list waiting; /* attachments whose semaphores must be written, in order */
 };
 
 struct store {
         struct store_config config;
-        bool huge;             /* segments use reserved 2 MiB pages */
-        bool too_few_pages;    /* they do not, as there are some such pages, but too few */
-        uint64_t page_bytes;   /* page size of segments: the kernel's, or 2 MiB */
+        bool huge;           /* segments use reserved 2 MiB pages */
+        bool too_few_pages;  /* they do not, as there are some such pages, but too few */
+        uint64_t page_bytes; /* page size of segments: the kernel's, or 2 MiB */
         struct account account;
         struct space_lists spaces;
         struct domain *domains; /* owned */
         struct space *deleted;  /* owned; list of spaces whose memory is being freed */
         const struct memory_ops *memory;
         const struct hooks *const *hooks; /* of all parts; ends with NULL */
-        struct owed owed;       /* host memory to be freed: cache/host_memory.c */
+        struct owed owed;                 /* host memory to be freed: cache/host_memory.c */
         struct on_close on_close;
         struct device_pool *device_pool; /* owned; GPU memory, or NULL */
-        bool exporter_gone;      /* legacy handles: memory that clients have mapped is gone */
+        bool exporter_gone; /* legacy handles: memory that clients have mapped is gone */
 
         struct jobs jobs;
-        uint32_t *ranks;       /* owned; scratch: a counter for each 16-bit value */
+        uint32_t *ranks; /* owned; scratch: a counter for each 16-bit value */
         struct store_wakes wakes;
         struct file *file;     /* owned; the file tier, or NULL */
         struct remote *remote; /* owned; the remote tier, or NULL */
@@ -146,10 +146,10 @@ struct domain {
         struct domain *next;
         struct domain_config config;
         uint64_t used[KVD_N_COSTS];
-        uint64_t unused;       /* bytes of its segments that have no block in use */
-        uint64_t largest;      /* bytes of its largest segment so far */
+        uint64_t unused;  /* bytes of its segments that have no block in use */
+        uint64_t largest; /* bytes of its largest segment so far */
         struct domain_jobs jobs;
-        struct roll spaces;    /* owned; by place */
+        struct roll spaces; /* owned; by place */
 };
 
 /* a - b, but not less than 0 */

@@ -31,39 +31,39 @@
 #define STORE_CARRY_BYTES (UINT64_C(16) << 20)
 
 struct store_disk_config {
-        uint32_t n_files;        /* up to DISK_FILES; 0: there is no file tier */
-        uint64_t bytes[DISK_FILES]; /* size of each file */
+        uint32_t n_files;                        /* up to DISK_FILES; 0: there is no file tier */
+        uint64_t bytes[DISK_FILES];              /* size of each file */
         char names[DISK_FILES][STORE_DISK_NAME]; /* for people */
-        uint32_t depth;          /* tokens; blocks ending there or later are written at first use */
-        uint64_t host;           /* bytes of copies in host memory, below a pool on a GPU */
+        uint32_t depth; /* tokens; blocks ending there or later are written at first use */
+        uint64_t host;  /* bytes of copies in host memory, below a pool on a GPU */
 };
 
 enum store_disk_ask {
-        STORE_DISK_SUPER,        /* write the superblock */
-        STORE_DISK_SCAN,         /* read up to KVD_DISK_FOUND slots of an extent */
+        STORE_DISK_SUPER, /* write the superblock */
+        STORE_DISK_SCAN,  /* read up to KVD_DISK_FOUND slots of an extent */
         STORE_DISK_READ,
         STORE_DISK_WRITE,
 };
 
 struct store_disk_item {
         uint64_t place;
-        uint32_t step;           /* READ: step of its fetch */
+        uint32_t step; /* READ: step of its fetch */
         struct kvd_label label;
-        kvd_ref block;           /* held until the reply */
+        kvd_ref block; /* held until the reply */
         const uint32_t *tokens;
-        bool copied;             /* host memory has a copy: the disk is not read */
-        uint32_t copy;           /* place of the exact copy, if question.copies */
+        bool copied;   /* host memory has a copy: the disk is not read */
+        uint32_t copy; /* place of the exact copy, if question.copies */
 };
 
 struct store_disk_question {
         enum store_disk_ask what;
-        const void *super;       /* SUPER: the superblock to write */
+        const void *super; /* SUPER: the superblock to write */
         uint32_t super_bytes;
-        uint32_t extent, first;  /* SCAN: number of the extent, first slot */
-        struct space *space;     /* READ, WRITE: space of the items */
-        bool copies;             /* READ, WRITE: exact copies, not blocks */
-        bool checksums;          /* READ: the reply brings checksums */
-        uint32_t n, n_segments;  /* number of items, and of segments that they are in */
+        uint32_t extent, first; /* SCAN: number of the extent, first slot */
+        struct space *space;    /* READ, WRITE: space of the items */
+        bool copies;            /* READ, WRITE: exact copies, not blocks */
+        bool checksums;         /* READ: the reply brings checksums */
+        uint32_t n, n_segments; /* number of items, and of segments that they are in */
         struct store_disk_item items[KVD_DISK_ITEMS];
 };
 
@@ -133,7 +133,7 @@ enum store_disk_state {
         STORE_DISK_OPENING,
         STORE_DISK_SCANNING,
         STORE_DISK_ON,
-        STORE_DISK_HANGS,        /* does not reply */
+        STORE_DISK_HANGS, /* does not reply */
         STORE_DISK_OFF,
 };
 
@@ -146,12 +146,12 @@ struct store_disk_info { /* of a file; but fetches and queue are totals of all f
         uint64_t wrong;          /* number of blocks found damaged */
         uint64_t read_bytes, written_bytes, errors, evicted;
         uint64_t read_ns, write_ns; /* time for which reads, and writes, were under way */
-        uint64_t copies;         /* number of exact copies in the file; used includes their bytes */
+        uint64_t copies; /* number of exact copies in the file; used includes their bytes */
         uint64_t copies_written, copies_read;
-        uint64_t copies_lost;    /* number of exact copies that were unreadable or damaged */
-        const char *last_error;  /* text of the last of errors */
-        uint64_t age_ns;         /* time since the last use, or start, of what is evicted next */
-        char why[128];           /* why it is off, or another remark */
+        uint64_t copies_lost;   /* number of exact copies that were unreadable or damaged */
+        const char *last_error; /* text of the last of errors */
+        uint64_t age_ns;        /* time since the last use, or start, of what is evicted next */
+        char why[128];          /* why it is off, or another remark */
 };
 uint32_t store_disk_n_files(const struct store *store);
 /* Number of files that are off or hang. */

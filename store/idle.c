@@ -25,11 +25,10 @@ void space_be_quiet(struct space *space, bool quiet) {
 static bool space_idle(struct space *space) {
         if (!space_take_over(space))
                 return true;
-        return hooks_idle(space) ||
-               garbage_sweep(space, SWEEP / (1 + space_seats(space) / 8)) ||
+        return hooks_idle(space) || garbage_sweep(space, SWEEP / (1 + space_seats(space) / 8)) ||
                posts_take_left(space) || attachment_fold(space) || evict_restamp(space) ||
-               space_trim(space) ||
-               space_tidy(space) || space_fill_ahead(space) || available_look(space);
+               space_trim(space) || space_tidy(space) || space_fill_ahead(space) ||
+               available_look(space);
 }
 
 /*
@@ -63,7 +62,7 @@ bool store_idle(struct store *store) {
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-#define ROUND_SPACES 256u  /* spaces and clients per call */
+#define ROUND_SPACES 256u /* spaces and clients per call */
 #define ROUND_CLIENTS 512u
 
 /* Does a piece of a round through all spaces. look returns its amount of work, in clients. */

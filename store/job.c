@@ -12,7 +12,7 @@
 #include "ipc/base/sys.h"
 #include "store/job.h"
 
-#define READ_BYTES (UINT64_C(64) << 20) /* bytes that one job reads: about 20 ms */
+#define READ_BYTES (UINT64_C(64) << 20)  /* bytes that one job reads: about 20 ms */
 #define PIECE_BYTES (UINT64_C(64) << 20) /* bytes that a job processes before it pauses */
 #define LEAST_BYTES (UINT64_C(64) << 10) /* added to each job's cost, for jobs that read nothing */
 /* 4 TiB: a worker that has not finished a job by then will never do so */
@@ -210,10 +210,16 @@ struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t at) {
                 return NULL;
         if (block)
                 block_hold(job->space, kvd_ref_id(block));
-        job->items[job->n_items++] = (struct job_item){
-                .held = block, .at = at, .place = KVD_NOWHERE, .ordinal = KVD_NO_ORDINAL};
-        *item = (struct kvd_job_item){.ref = block, .row = kvd_ref_id(block), .to_row = NONE, .place = KVD_NOWHERE,
-                                      .ordinal = KVD_NO_ORDINAL, .slot = at};
+        job->items[job->n_items++] = (struct job_item){.held = block,
+                                                       .at = at,
+                                                       .place = KVD_NOWHERE,
+                                                       .ordinal = KVD_NO_ORDINAL};
+        *item = (struct kvd_job_item){.ref = block,
+                                      .row = kvd_ref_id(block),
+                                      .to_row = NONE,
+                                      .place = KVD_NOWHERE,
+                                      .ordinal = KVD_NO_ORDINAL,
+                                      .slot = at};
         return item;
 }
 
@@ -316,12 +322,12 @@ static bool go_on(struct domain *domain, bool urgent, void *arguments, struct st
         *resting = NULL;
         put_aside(jobs, jobs->job);
         jobs->job = job;
-        *(struct kvd_job *)arguments =
-                (struct kvd_job){.kind = job->kind->number,
-                                 .space = space_number(job->space),
-                                 .id = job->id,
-                                 .turn = job->ticket ? KVD_JOB_GO_ON : KVD_JOB_END,
-                                 .piece = PIECE_BYTES};
+        *(struct kvd_job *)arguments = (struct kvd_job){.kind = job->kind->number,
+                                                        .space = space_number(job->space),
+                                                        .id = job->id,
+                                                        .turn = job->ticket ? KVD_JOB_GO_ON :
+                                                                              KVD_JOB_END,
+                                                        .piece = PIECE_BYTES};
         *ret = (struct store_job){job->id, job->space, 0, sizeof(struct kvd_job)};
         one_less(domain);
         charge(domain, PIECE_BYTES);
@@ -357,9 +363,10 @@ static bool write_next(struct store *store, void *arguments, struct store_job *r
                         return true;
                 if (!urgent->first && go_on(domain, false, arguments, ret))
                         return true;
-                if (!write_job(job, kvd_list_first(urgent->first ? urgent : other, struct ticket,
-                                               waiting),
-                           arguments, &spent))
+                if (!write_job(job,
+                               kvd_list_first(urgent->first ? urgent : other, struct ticket,
+                                              waiting),
+                               arguments, &spent))
                         continue;
                 finish(job, ret);
                 return true;

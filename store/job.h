@@ -59,10 +59,10 @@ struct job_item {
         uint32_t flags;   /* for the kind */
 };
 
-struct job { /* in flight, or spare */
-        struct job *next;            /* in the list of spare jobs */
+struct job {              /* in flight, or spare */
+        struct job *next; /* in the list of spare jobs */
         struct store *store;
-        uint64_t id;                 /* 0: not in flight */
+        uint64_t id; /* 0: not in flight */
         const struct job_kind *kind;
         struct ticket *ticket;       /* NULL: its owner is gone */
         struct space *space;         /* NULL: deleted, with all that the items name */
@@ -74,7 +74,7 @@ struct job { /* in flight, or spare */
         struct kvd_job_step *steps;  /* owned; KVD_JOB_ITEMS; scratch to collect steps in */
 
         /* while it is written */
-        struct kvd_job *to;          /* memory that the worker reads: written, never read back */
+        struct kvd_job *to; /* memory that the worker reads: written, never read back */
         uint64_t bytes;
         uint32_t n_tokens;
 };
@@ -84,9 +84,9 @@ static inline void ticket_init(struct ticket *t, const struct job_kind *kind, st
         *t = (struct ticket){.kind = kind, .space = space, .owner = owner};
 }
 
-void job_ask(struct ticket *ticket);      /* queues it, unless it waits already */
+void job_ask(struct ticket *ticket);           /* queues it, unless it waits already */
 bool job_pending(const struct ticket *ticket); /* waiting or in flight */
-void job_withdraw(struct ticket *ticket); /* before its owner ends, whether it waits or not */
+void job_withdraw(struct ticket *ticket);      /* before its owner ends, whether it waits or not */
 
 /* ---- for write ------------------------------------------------------------------------------- */
 

@@ -18,11 +18,11 @@
 #include "store/file_tier.h"
 
 struct store_remote_config {
-        uint32_t depth;       /* tokens; blocks ending there or later are written at first use */
+        uint32_t depth; /* tokens; blocks ending there or later are written at first use */
 };
 
 enum store_remote_ask {
-        STORE_REMOTE_FIND,    /* how many blocks of a chain are on the servers? */
+        STORE_REMOTE_FIND, /* how many blocks of a chain are on the servers? */
         STORE_REMOTE_GET,
         STORE_REMOTE_PUT,
 };
@@ -42,8 +42,8 @@ struct store_remote_question {
         uint32_t group, first, n_tokens;
         uint64_t root;
         const uint32_t *tokens;
-        bool checksums;       /* GET: the reply brings checksums */
-        uint32_t n;           /* GET, PUT: number of items */
+        bool checksums; /* GET: the reply brings checksums */
+        uint32_t n;     /* GET, PUT: number of items */
         struct store_remote_item items[KVD_REMOTE_ITEMS];
 };
 
@@ -92,11 +92,11 @@ struct store_remote_info {
         enum store_remote_state state;
         uint32_t servers, away;
         uint64_t fetches, queue;
-        uint64_t hits, misses;   /* number of blocks received; number requested but not received */
-        uint64_t wrong;          /* number of blocks received damaged */
+        uint64_t hits, misses; /* number of blocks received; number requested but not received */
+        uint64_t wrong;        /* number of blocks received damaged */
         uint64_t read_bytes, written_bytes, errors;
         uint64_t read_ns, write_ns; /* time for which reads, and writes, were under way */
-        char why[128];           /* error of a server that is away */
+        char why[128];              /* error of a server that is away */
         char last_error[128];
 };
 void store_remote_get_info(const struct store *store, struct store_remote_info *ret);

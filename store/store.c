@@ -38,10 +38,11 @@ static int choose_pages(struct store *store) {
         uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : store_free_huge_bytes();
 
         if (store->config.pages == STORE_PAGES_HUGE && have < needed)
-                return store_refuse(store, -ENOMEM,
-                                    "pages = huge needs %llu reserved 2 MiB pages and %llu are free; raise vm.nr_hugepages or set pages = auto",
-                                    (unsigned long long)(needed / HUGE_BYTES),
-                                    (unsigned long long)(have / HUGE_BYTES));
+                return store_refuse(
+                        store, -ENOMEM,
+                        "pages = huge needs %llu reserved 2 MiB pages and %llu are free; raise vm.nr_hugepages or set pages = auto",
+                        (unsigned long long)(needed / HUGE_BYTES),
+                        (unsigned long long)(have / HUGE_BYTES));
         store->too_few_pages = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
         store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
         store->page_bytes = store->huge ? HUGE_BYTES : sys_page_bytes();
@@ -144,10 +145,11 @@ int store_domain(struct store *store, const struct domain_config *config, struct
         struct domain *domain = store_domain_by_name(store, config->name), **at = &store->domains;
 
         if (config->arena && store->config.backend == KVD_BACKEND_LEGACY)
-                return store_refuse(store, -EOPNOTSUPP,
-                                    "isolation = arena of domain '%s' needs memory that can be "
-                                    "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
-                                    config->name);
+                return store_refuse(
+                        store, -EOPNOTSUPP,
+                        "isolation = arena of domain '%s' needs memory that can be "
+                        "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
+                        config->name);
         if (!domain) {
                 domain = sys->calloc(1, sizeof *domain);
                 if (!domain)

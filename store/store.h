@@ -37,23 +37,23 @@ struct attachment;
 enum store_pages { STORE_PAGES_AUTO, STORE_PAGES_SMALL, STORE_PAGES_HUGE };
 
 struct store_config {
-        uint64_t pool_bytes;     /* maximum memory of all segments together */
+        uint64_t pool_bytes; /* maximum memory of all segments together */
         /* maximum of pool_bytes in store_resize: indexes have room for it; 0: pool_bytes */
         uint64_t pool_most;
         /* preferred size of a segment; rounded to whole blocks and pages */
         uint64_t segment_bytes;
         /* huge: reserved 2 MiB pages, or fail; auto: these pages if there are enough */
         enum store_pages pages;
-        uint32_t max_attachments; /* maximum number of clients of one space */
-        uint32_t backend;        /* enum kvd_backend */
+        uint32_t max_attachments;    /* maximum number of clients of one space */
+        uint32_t backend;            /* enum kvd_backend */
         const struct kvd_cuda *cuda; /* GPU backends: initialised, without a context */
-        int device;              /* ordinal of the GPU */
-        uint8_t uuid[16];        /* of the GPU */
+        int device;                  /* ordinal of the GPU */
+        uint8_t uuid[16];            /* of the GPU */
         /* maximum memory of exact copies and sketches of all spaces; 0: as much as the pool */
         uint64_t spill_bytes;
         /* maximum memory outside of the pool, of all spaces; 0: half the pool, at least 2 GiB */
         uint64_t overhead_bytes;
-        uint64_t max_files;      /* maximum number of descriptors of all spaces; 0: no limit */
+        uint64_t max_files; /* maximum number of descriptors of all spaces; 0: no limit */
         /* GPU memory that is left free for contexts when the pool is made */
         uint64_t reserve_bytes;
         /* time that the GPU may take to stop the work of a process that has ended */
@@ -139,10 +139,10 @@ struct domain_config {
         char name[KVD_NAME_MAX + 1];
         /* maximum pool bytes; also limits its share of all other costs (costs.def); 0: no limit */
         uint64_t quota;
-        uint64_t guarantee;    /* pool bytes reserved for it, and the same share of other costs */
+        uint64_t guarantee; /* pool bytes reserved for it, and the same share of other costs */
         /* maximum bytes that one process may be filling in one space; 0: half of the space */
         uint64_t client_quota;
-        bool arena;            /* isolation = arena: clients map only their own segments writable */
+        bool arena; /* isolation = arena: clients map only their own segments writable */
         /* prefix of its blocks' names on the servers of the remote tier; "": the domain's name */
         char remote_prefix[KVD_NAME_MAX + 1];
 };
@@ -165,7 +165,7 @@ uint64_t domain_guaranteed(const struct domain *domain, enum kvd_cost cost);
 struct space_options {
         /* KVD_kind_*, KVD_keys_*, KVD_policy_* (ipc/base/enums.h); 0: the first one */
         uint32_t kind, keys, policy;
-        uint64_t max_blocks;         /* 0: as many as the domain's quota allows */
+        uint64_t max_blocks; /* 0: as many as the domain's quota allows */
 };
 
 struct space_spec {
@@ -322,14 +322,14 @@ uint32_t space_release(struct attachment *attachment, const kvd_ref *blocks, uin
 
 struct seal_request {
         uint32_t group;
-        kvd_ref parent;          /* KVD_ROOT: start of a chain */
-        uint64_t root;           /* causal: the salt; bidirectional: tokens of the whole prefix */
+        kvd_ref parent; /* KVD_ROOT: start of a chain */
+        uint64_t root;  /* causal: the salt; bidirectional: tokens of the whole prefix */
         struct kvd_key prefix_key;
         uint32_t n_blocks;
         const kvd_ref *blocks;
         uint32_t n_tokens;
         const uint32_t *tokens;
-        uint32_t semaphore;     /* as in message seal */
+        uint32_t semaphore; /* as in message seal */
         uint64_t semaphore_value;
 };
 
@@ -370,7 +370,7 @@ enum store_again store_look_at_semaphores(struct store *store);
  * it is done with false, store_next_wake returns it again.
  */
 struct store_wake {
-        int fd;          /* the page's; owned by the space */
+        int fd; /* the page's; owned by the space */
         uint64_t bytes;
         uint8_t device[16];
         uint32_t n;
@@ -400,7 +400,7 @@ int sequence_open(struct attachment *attachment, uint32_t max_blocks, uint32_t *
 int sequence_close(struct attachment *attachment, uint32_t number);
 
 struct append_request {
-        bool own;                /* blocks that the caller fills; false: sealed ones that it pins */
+        bool own; /* blocks that the caller fills; false: sealed ones that it pins */
         uint32_t n_blocks;
         const kvd_ref *blocks;
         uint32_t n_tokens;
@@ -427,9 +427,9 @@ int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t
 
 /* State of a sequence, which its client gets with the changes. */
 struct sequence_report {
-        bool pending;            /* work that the client requested is not complete */
-        uint64_t copy_bytes;     /* bytes of its exact copies */
-        uint64_t sketch_bytes;   /* bytes of its sketches */
+        bool pending;          /* work that the client requested is not complete */
+        uint64_t copy_bytes;   /* bytes of its exact copies */
+        uint64_t sketch_bytes; /* bytes of its sketches */
 };
 void sequence_report(struct attachment *attachment, uint32_t number, struct sequence_report *ret);
 
@@ -477,7 +477,7 @@ int space_sample(struct attachment *attachment, uint32_t r, uint32_t n_tokens,
 int space_sample_done(struct attachment *attachment, uint64_t ticket); /* 1: yes */
 
 struct profile_report {
-        uint32_t layers, def;    /* def: 0 if there is no table, else as in message profile */
+        uint32_t layers, def; /* def: 0 if there is no table, else as in message profile */
         uint8_t depth[101];
         uint32_t samples[101];
         /* number of floats in similarity: `layers` for each percent that has samples, ascending */
@@ -494,8 +494,8 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
 struct store_job {
         uint64_t id;
         struct space *space;
-        uint32_t sketch;         /* number of the sketch that it uses; 0: none */
-        uint64_t bytes;          /* size of its arguments */
+        uint32_t sketch; /* number of the sketch that it uses; 0: none */
+        uint64_t bytes;  /* size of its arguments */
 };
 
 uint64_t store_jobs_waiting(const struct store *store);
@@ -536,12 +536,12 @@ uint32_t space_memory_version(const struct space *space, uint32_t segment);
 #define STORE_CLEARS 16u
 
 struct store_clears {
-        uint32_t dirty, clean;   /* number of chunks not cleared yet, and of chunks ready to use */
-        uint32_t missing;        /* number of chunks that the driver could not allocate */
+        uint32_t dirty, clean; /* number of chunks not cleared yet, and of chunks ready to use */
+        uint32_t missing;      /* number of chunks that the driver could not allocate */
 };
 void store_clears(const struct store *store, struct store_clears *ret);
 bool store_has_device(const struct store *store);
-const uint8_t *store_device(const struct store *store);  /* its UUID: 16 bytes */
+const uint8_t *store_device(const struct store *store); /* its UUID: 16 bytes */
 bool store_wants_clearing(const struct store *store);
 
 /*

@@ -20,10 +20,10 @@
 /* The blocks of a space that need a summary, and the file of its summaries. */
 struct summaries {
         struct ticket ticket;
-        uint64_t *marks;       /* owned; a bit for each block */
+        uint64_t *marks; /* owned; a bit for each block */
         uint64_t n_marked;
-        uint32_t hand;         /* next word of marks to look at */
-        uint32_t n_old;        /* lower ids may be sealed blocks without a mark */
+        uint32_t hand;           /* next word of marks to look at */
+        uint32_t n_old;          /* lower ids may be sealed blocks without a mark */
         struct shared_file file; /* owned; created at first use */
 };
 
@@ -126,11 +126,10 @@ static void settle_summarise(struct job *job, enum job_end end, const void *resu
                         mark(job->space, job->items[i].at);
 }
 
-static const struct job_kind job_summarise = {
-        .number = KVD_JOB_SUMMARISE,
-        .rests = true,
-        .write = write_summarise,
-        .settle = settle_summarise};
+static const struct job_kind job_summarise = {.number = KVD_JOB_SUMMARISE,
+                                              .rests = true,
+                                              .write = write_summarise,
+                                              .settle = settle_summarise};
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -237,6 +236,10 @@ static bool pending(struct sequence *q) {
         return false;
 }
 
-const struct hooks summaries_hooks = {
-        .space_begins = begin, .setting_changed = setting_changed, .idle = mark_old,
-        .space_leaves = leave, .space_ends = end, .usage = usage, .sequence_pending = pending};
+const struct hooks summaries_hooks = {.space_begins = begin,
+                                      .setting_changed = setting_changed,
+                                      .idle = mark_old,
+                                      .space_leaves = leave,
+                                      .space_ends = end,
+                                      .usage = usage,
+                                      .sequence_pending = pending};

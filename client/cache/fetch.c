@@ -32,8 +32,9 @@ static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
 int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd) {
         uint32_t n = MIN(n_tokens, KVD_FETCH_TOKENS);
-        struct kvd_msg_fetch request = {
-                .group = group, .salt = salt, .tokens = {tokens, n * (uint32_t)sizeof *tokens}};
+        struct kvd_msg_fetch request = {.group = group,
+                                        .salt = salt,
+                                        .tokens = {tokens, n * (uint32_t)sizeof *tokens}};
         struct kvd_msg_fetch_reply reply;
         int r;
 
@@ -41,8 +42,9 @@ int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const 
         if (space_check(space) < 0)
                 return -ECHILD;
         if (space->options.kind == KVD_BIDIRECTIONAL && salt)
-                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is "
-                                            "found by all of its tokens");
+                return client_fail(-EINVAL,
+                                   "salts are for causal spaces: a bidirectional prefix is "
+                                   "found by all of its tokens");
         if (space->options.kind == KVD_BIDIRECTIONAL && n < n_tokens)
                 return kvd_match(space, group, tokens, n_tokens); /* no tier stores one that long */
         r = handle_lock(space->handle);

@@ -12,7 +12,7 @@
 
 #include "client/internal.h"
 
-#define KEY_TOKENS 8u     /* tokens of the longest key: 32 bytes */
+#define KEY_TOKENS 8u /* tokens of the longest key: 32 bytes */
 /* maximum size of an object: its tokens fit in one message, so it is sealed whole or not at all */
 #define KEY_BLOCKS 1024u
 

@@ -39,7 +39,7 @@
 /* runs hashed before the first one's table slot is read, which gives the prefetch time */
 #define RUN_LAG 3u
 #define BLOCK_LAG 4u
-#define TRIES 4u      /* attempts that evictions may spoil before the lookup is a miss */
+#define TRIES 4u /* attempts that evictions may spoil before the lookup is a miss */
 #define NO_CANDIDATE UINT32_MAX
 
 /* How far the search has come. */
@@ -49,13 +49,13 @@ struct search {
         const uint32_t *tokens;
         uint32_t n_tokens;
         uint32_t group;
-        uint64_t root;        /* of the chain: its salt, or the size of a bidirectional prefix */
-        bool whole;           /* find all of it or nothing, as in bidirectional spaces */
-        uint32_t *blocks;     /* NULL: only count */
+        uint64_t root;    /* of the chain: its salt, or the size of a bidirectional prefix */
+        bool whole;       /* find all of it or nothing, as in bidirectional spaces */
+        uint32_t *blocks; /* NULL: only count */
         uint32_t max_blocks;
 
-        uint32_t n_found;     /* number of blocks found */
-        uint32_t n_covered;   /* number of their tokens */
+        uint32_t n_found;   /* number of blocks found */
+        uint32_t n_covered; /* number of their tokens */
         kvd_ref leaf;
         /* of the previous run while runs are searched, then of the previous block */
         struct kvd_key key;
@@ -67,8 +67,8 @@ struct search {
 struct probe {
         struct kvd_key key;
         const shm_u64 *bucket[KVD_BUCKETS];
-        uint32_t n_looked; /* number of slots examined */
-        uint32_t id;       /* of the candidate, or NO_CANDIDATE */
+        uint32_t n_looked;      /* number of slots examined */
+        uint32_t id;            /* of the candidate, or NO_CANDIDATE */
         const uint32_t *packed; /* tokens of a run, in the format of its entry */
 };
 
@@ -85,8 +85,8 @@ static void probe_begin(struct probe *p, const shm_u64 *table, uint32_t slots) {
 static uint32_t probe_next(struct probe *p) {
         while (p->n_looked < KVD_BUCKETS * KVD_BUCKET_SLOTS) {
                 uint32_t i = p->n_looked++;
-                uint64_t slot = shm_load(&p->bucket[i / KVD_BUCKET_SLOTS]
-                                                   [kvd_bucket_slot(p->key, i)]);
+                uint64_t slot = shm_load(
+                        &p->bucket[i / KVD_BUCKET_SLOTS][kvd_bucket_slot(p->key, i)]);
 
                 p->id = (uint32_t)slot - 1;
                 if (slot && slot == kvd_table_slot(p->key, p->id))
@@ -407,12 +407,13 @@ bool pin_block(struct view *view, kvd_ref ref) {
         if (id >= view->ix->capacity)
                 return false;
         slot = &kvd_index_desc(view->ix, id)->slot;
-        pins = atomic_fetch_add_explicit(&view->words[id].pins, 1, memory_order_seq_cst); /* C3, C4 */
-        if (unlikely(!view_is_served(view))) {                                      /* C5 */
+        pins = atomic_fetch_add_explicit(&view->words[id].pins, 1,
+                                         memory_order_seq_cst); /* C3, C4 */
+        if (unlikely(!view_is_served(view))) {                  /* C5 */
                 unpin_block(view, id);
                 return false;
         }
-        if (atomic_load_explicit(slot, memory_order_seq_cst) == sealed)             /* C5 */
+        if (atomic_load_explicit(slot, memory_order_seq_cst) == sealed) /* C5 */
                 return true;
         if (pins && settles(slot, sealed))
                 return true;
@@ -644,8 +645,12 @@ int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
         if (r < 0)
                 return r;
         view = view_get(space);
-        s = (struct search){.ix = view->ix, .tokens = tokens, .n_tokens = n_tokens, .group = group,
-                            .root = root_of(view, salt, n_tokens), .max_blocks = UINT32_MAX};
+        s = (struct search){.ix = view->ix,
+                            .tokens = tokens,
+                            .n_tokens = n_tokens,
+                            .group = group,
+                            .root = root_of(view, salt, n_tokens),
+                            .max_blocks = UINT32_MAX};
         search(&s);
         view_leave(view);
         return s.n_covered;

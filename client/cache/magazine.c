@@ -149,8 +149,7 @@ static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
         for (uint32_t i = 0; i < got; i++)
                 to[i] = m->refs[--holds];
         magazine_set_n(m, holds);
-        atomic_store_explicit(counter,
-                              atomic_load_explicit(counter, memory_order_relaxed) + got,
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + got,
                               memory_order_relaxed);
         return got;
 }
@@ -249,7 +248,8 @@ static int refill(struct view *view, struct wish wish) {
  */
 uint32_t magazine_lacks(struct view *view, uint32_t n) {
         uint32_t most = floor_of(view) + MAX(batch(view), share(view, MIN(n, FRESH_MAX))),
-                 holds = magazine_n(&view->magazine), want = MIN(most - MIN(holds, most), FRESH_MAX);
+                 holds = magazine_n(&view->magazine),
+                 want = MIN(most - MIN(holds, most), FRESH_MAX);
 
         if (view->ix->arena || batch(view) < FRESH_LEAST || holds >= most / 2)
                 return 0;

@@ -27,8 +27,8 @@ struct piece {
         uint32_t n_blocks;
         const uint32_t *tokens;
         uint32_t n_tokens;
-        uint64_t root;            /* as in message seal */
-        struct kvd_key prefix;    /* bidirectional */
+        uint64_t root;               /* as in message seal */
+        struct kvd_key prefix;       /* bidirectional */
         const struct promise *until; /* NULL: the data is complete */
         /* out: ids of the chain's blocks; NULL: blocks become these, and duplicates are freed */
         uint32_t *ids;
@@ -244,8 +244,7 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
                                             "hold nothing");
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].view || !blocks[i].data || is_posted(&blocks[i]) ||
-                    blocks[i].view != blocks[0].view ||
-                    (pin->view && blocks[i].view != pin->view))
+                    blocks[i].view != blocks[0].view || (pin->view && blocks[i].view != pin->view))
                         return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
                                                     "daemon that is gone");
         return 0;

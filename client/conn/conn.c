@@ -26,7 +26,7 @@
 #define MAX_ABANDONED 16u
 #define MAX_STRAY 64u /* if more late replies precede the expected one, the peer is not kvd */
 
-struct abandoned { /* a request that timed out */
+struct abandoned {       /* a request that timed out */
         uint64_t serial; /* 0: unused */
         uint32_t space;
         uint32_t prefix_tokens; /* of a lease */
@@ -75,8 +75,7 @@ static int connect_failed(const char *path, int error) {
                                    path);
         case EPROTOTYPE:
                 return client_fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
-        default:
-                return client_fail(-error, "cannot connect to %s: %s", path, strerror(error));
+        default: return client_fail(-error, "cannot connect to %s: %s", path, strerror(error));
         }
 }
 
@@ -86,7 +85,8 @@ static int connect_failed(const char *path, int error) {
  */
 static int connect_by(const struct conn *c, const struct kvd_address *to, uint64_t deadline_ns) {
         for (;;) {
-                uint64_t now = sys_now_ns(), us = now < deadline_ns ? (deadline_ns - now) / 1000 : 0;
+                uint64_t now = sys_now_ns(),
+                         us = now < deadline_ns ? (deadline_ns - now) / 1000 : 0;
                 struct timeval left = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
 
                 if (!us)
@@ -250,9 +250,9 @@ static int send_request(struct conn *c, uint32_t number, const void *request,
                 memcpy(&msg.attach, request, kvd_msg_info(number)->size);
         n = kvd_msg_encode(&msg, c->out, sizeof c->out);
         if (n < 0)
-                return client_fail((int)n,
-                                   "request %u is larger than a frame, or has a value over its limit",
-                                   number);
+                return client_fail(
+                        (int)n, "request %u is larger than a frame, or has a value over its limit",
+                        number);
         while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
                 r = deadline_poll(c->fd, POLLOUT, deadline_ns);
                 if (r < 0)
@@ -319,14 +319,13 @@ static struct kvd_msg opposite(const struct abandoned *a, const struct kvd_msg *
         case KVD_MSG_lease_reply:
                 if (!a->prefix_tokens || !late->lease_reply.granted)
                         break;
-                return (struct kvd_msg){
-                        .number = KVD_MSG_lease,
-                        .lease = {.space = a->space,
-                                  .op = 2,
-                                  .prefix_tokens = a->prefix_tokens,
-                                  .prefix_key = {a->prefix_key, a->prefix_key_size}}};
-        default:
-                break;
+                return (struct kvd_msg){.number = KVD_MSG_lease,
+                                        .lease = {.space = a->space,
+                                                  .op = 2,
+                                                  .prefix_tokens = a->prefix_tokens,
+                                                  .prefix_key = {a->prefix_key,
+                                                                 a->prefix_key_size}}};
+        default: break;
         }
         return (struct kvd_msg){.number = 0};
 }

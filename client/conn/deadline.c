@@ -49,8 +49,8 @@ static int lock_by(pthread_mutex_t *lock, const struct timespec *until) {
 
         __tsan_mutex_pre_lock(lock, __tsan_mutex_try_lock);
         r = pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, until);
-        __tsan_mutex_post_lock(lock,
-                               __tsan_mutex_try_lock | (r ? __tsan_mutex_try_lock_failed : 0), 0);
+        __tsan_mutex_post_lock(lock, __tsan_mutex_try_lock | (r ? __tsan_mutex_try_lock_failed : 0),
+                               0);
         return r;
 }
 #else

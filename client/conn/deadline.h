@@ -9,7 +9,8 @@
 
 #define DEADLINE_MS 5000u
 
-extern uint32_t deadline_ms; /* DEADLINE_MS; tests that may run on a busy machine set a longer one */
+/* DEADLINE_MS; tests that may run on a busy machine set a longer one */
+extern uint32_t deadline_ms;
 
 /* deadline of this thread's current call, in ns; 0 if it has not had to wait yet */
 extern _Thread_local uint64_t deadline_of_call;

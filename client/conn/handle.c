@@ -47,8 +47,7 @@ void handle_changed(struct kvd *handle) {
 /* A thread that posted while we held the lock could not wake the daemon, and has set kick. */
 void handle_unlock(struct kvd *handle) {
         pthread_mutex_unlock(&handle->lock);
-        while (unlikely(atomic_load(&handle->kick)) &&
-               pthread_mutex_trylock(&handle->lock) == 0) {
+        while (unlikely(atomic_load(&handle->kick)) && pthread_mutex_trylock(&handle->lock) == 0) {
                 if (atomic_exchange(&handle->kick, false) && conn_is_open(handle->conn))
                         conn_tell(handle->conn, KVD_MSG_post);
                 pthread_mutex_unlock(&handle->lock);

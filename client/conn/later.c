@@ -52,9 +52,10 @@ void later_detach(struct kvd *handle, uint64_t epoch, uint32_t space) {
 }
 
 void later_close(const struct view *view, uint32_t sequence) {
-        const struct kvd_msg msg = {
-                .number = KVD_MSG_table,
-                .table = {.space = view->handle, .op = 2, .sequence = sequence}};
+        const struct kvd_msg msg = {.number = KVD_MSG_table,
+                                    .table = {.space = view->handle,
+                                              .op = 2,
+                                              .sequence = sequence}};
 
         keep(view->space->handle, view->epoch, &msg, NULL, 0);
 }

@@ -71,7 +71,8 @@ static const char *last_part(const char *path) {
 }
 
 void own_name(char to[KVD_NAME_MAX + 1]) {
-        const char *program = program_invocation_short_name, *said = secure_getenv("KVD_NAME"), *script;
+        const char *program = program_invocation_short_name, *said = secure_getenv("KVD_NAME"),
+                   *script;
         char command[COMMAND_MAX];
 
         if (said && take(said, to))

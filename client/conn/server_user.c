@@ -106,9 +106,9 @@ int server_user_check(const struct server_user *expected, int socket, const char
         if (is_expected(expected, server.uid, path))
                 return 0;
         if (expected->stated)
-                return client_fail(-EPERM,
-                                   "the kvd at %s runs as user %u, but user %u (or root) was expected",
-                                   path, server.uid, expected->uid);
+                return client_fail(
+                        -EPERM, "the kvd at %s runs as user %u, but user %u (or root) was expected",
+                        path, server.uid, expected->uid);
         return client_fail(-EPERM,
                            "the kvd at %s runs as user %u, neither as root nor as user %u like "
                            "this process: if you trust user %u, set KVD_SERVER_USER=%u",

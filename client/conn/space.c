@@ -24,12 +24,12 @@ static void space_free(struct kvd_space *space) {
 
 /* Checks what the daemon never sees, or would only refuse as a value over its limit. */
 static int check_options(const struct kvd_space_options *o) {
-        const char *bad = o->kind > KVD_kind_max             ? "kind: " KVD_NUMBERED(kind) :
-                          o->keys > KVD_keys_max             ? "keys: " KVD_NUMBERED(keys) :
-                          o->policy > KVD_policy_max         ? "policy: " KVD_NUMBERED(policy) :
+        const char *bad = o->kind > KVD_kind_max                ? "kind: " KVD_NUMBERED(kind) :
+                          o->keys > KVD_keys_max                ? "keys: " KVD_NUMBERED(keys) :
+                          o->policy > KVD_policy_max            ? "policy: " KVD_NUMBERED(policy) :
                           o->flags & ~(uint32_t)KVD_SPACE_FIXED ? "flags: 1 fixed" :
-                          o->max_blocks > UINT32_MAX         ? "max_blocks: less than 2^32" :
-                                                               NULL;
+                          o->max_blocks > UINT32_MAX            ? "max_blocks: less than 2^32" :
+                                                                  NULL;
 
         return bad ? client_fail(-EINVAL, "an option is unknown; %s", bad) : 0;
 }

@@ -94,7 +94,8 @@ static bool unpromised(const struct view *view, const struct deferred *one) {
 }
 
 /* Moves entries for which is_one holds into ret, SETTLE_PIECE at most. */
-static uint32_t take(struct view *view, bool (*is_one)(const struct view *, const struct deferred *),
+static uint32_t take(struct view *view,
+                     bool (*is_one)(const struct view *, const struct deferred *),
                      struct deferred *ret) {
         struct device *d = view->device;
         uint32_t taken = 0, kept = 0, n;

@@ -52,7 +52,7 @@ static void end(struct owner *o) {
         free(o);
 }
 
-static void delete(struct DLManagedTensor *managed) {
+static void delete (struct DLManagedTensor *managed) {
         end(managed->owner);
 }
 
@@ -98,7 +98,7 @@ void kvd_dlpack_capsule_free(void *capsule) {
         if (!is_valid || !get_pointer)
                 return;
         if (is_valid(capsule, "dltensor"))
-                delete(get_pointer(capsule, "dltensor"));
+                delete (get_pointer(capsule, "dltensor"));
         else if (is_valid(capsule, "dltensor_versioned"))
                 delete_versioned(get_pointer(capsule, "dltensor_versioned"));
 }

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };                  /* DLDeviceType */
+enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };                                      /* DLDeviceType */
 enum { DLPACK_INT = 0, DLPACK_UINT = 1, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 }; /* DLDataTypeCode */
 
 struct DLDevice {
@@ -50,6 +50,7 @@ struct DLManagedTensorVersioned {
 };
 
 _Static_assert(sizeof(struct DLTensor) == 48 && sizeof(struct DLManagedTensor) == 64 &&
-               sizeof(struct DLManagedTensorVersioned) == 80, "DLPack's ABI");
+                       sizeof(struct DLManagedTensorVersioned) == 80,
+               "DLPack's ABI");
 
 #endif

@@ -19,7 +19,7 @@
 
 /* A promise: the semaphore gets this value after all work that is in the stream now. */
 struct promise {
-        uint32_t at;    /* place in our row */
+        uint32_t at; /* place in our row */
         uint64_t value;
 };
 
@@ -31,7 +31,7 @@ struct deferred {
         struct promise until;
         void *stream;
         kvd_ref ref;
-        bool is_pin;    /* false: a block that we filled */
+        bool is_pin; /* false: a block that we filled */
 };
 
 /*
@@ -41,31 +41,31 @@ struct deferred {
  */
 struct semaphore {
         uint64_t stream;
-        uint64_t value; /* last promised, by us or by an earlier client that had the row */
-        bool used;      /* by a stream of ours */
+        uint64_t value;        /* last promised, by us or by an earlier client that had the row */
+        bool used;             /* by a stream of ours */
         uint32_t writers;      /* threads about to write it: its stream keeps it until then */
         pthread_mutex_t order; /* held while a value is written, perhaps for long */
 };
 
 struct device {
         struct kvd_device gpu;
-        _Atomic uint32_t drained;  /* last drain_epoch that was served; changed under kvd.lock */
-        bool draining;             /* a thread is giving segments back; under kvd.lock */
+        _Atomic uint32_t drained; /* last drain_epoch that was served; changed under kvd.lock */
+        bool draining;            /* a thread is giving segments back; under kvd.lock */
         /* segments that a thread is mapping or unmapping, without kvd.lock; changed under it */
         uint64_t busy[KVD_MAX_SEGMENTS / 64];
         uint32_t n_busy;
 
-        pthread_mutex_t lock;      /* protects what follows; never held during a driver call */
-        bool streams;              /* stream memory operations work here */
-        cu_stream own;             /* if they do: an empty stream, to check the context with */
-        shm_u64 *page;             /* owned mapping: the semaphore page; NULL if none */
+        pthread_mutex_t lock; /* protects what follows; never held during a driver call */
+        bool streams;         /* stream memory operations work here */
+        cu_stream own;        /* if they do: an empty stream, to check the context with */
+        shm_u64 *page;        /* owned mapping: the semaphore page; NULL if none */
         uint64_t page_bytes;
-        cu_address page_at;        /* device address of the page */
-        uint32_t row;              /* our row */
+        cu_address page_at; /* device address of the page */
+        uint32_t row;       /* our row */
         struct semaphore semaphores[SEMAPHORES];
-        struct deferred *deferred; /* owned */
-        uint32_t room;             /* maximum number of deferred */
-        _Atomic uint32_t n_deferred; /* changed under lock */
+        struct deferred *deferred;     /* owned */
+        uint32_t room;                 /* maximum number of deferred */
+        _Atomic uint32_t n_deferred;   /* changed under lock */
         _Atomic uint32_t n_unpromised; /* number of those without a promise */
 };
 

@@ -46,7 +46,8 @@ static int reserve(struct view *view) {
         int r;
 
         if (is_fixed(view->space))
-                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
+                return client_fail(
+                        -ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
         d = sys->calloc(1, sizeof *d);
         if (!d)
                 return client_fail(-ENOMEM, "out of memory");
@@ -168,9 +169,8 @@ static int map(struct view *view, uint32_t number, const struct segment_source *
 
         if (r < 0)
                 return r;
-        return view->ix->backend == KVD_BACKEND_LEGACY ?
-                       map_legacy(view, number, from) :
-                       map_vmm(view, number, from->fd, writable);
+        return view->ix->backend == KVD_BACKEND_LEGACY ? map_legacy(view, number, from) :
+                                                         map_vmm(view, number, from->fd, writable);
 }
 
 static void unmap_all(struct view *view) {
@@ -196,8 +196,7 @@ static void release(struct view *view) {
         view->device = NULL;
 }
 
-const struct mapping_kind mapping_device = {
-        .reserve = reserve, .map = map, .release = release};
+const struct mapping_kind mapping_device = {.reserve = reserve, .map = map, .release = release};
 
 /* ---- giving segments back -------------------------------------------------------------------- */
 

@@ -282,9 +282,10 @@ static cu_result write_next(struct view *view, void *stream, struct promise *ret
         one = &d->semaphores[ret->at];
         pthread_mutex_lock(&one->order);
         ret->value = one->value + 1;
-        error = d->gpu.cuda->cuStreamWriteValue64(
-                stream, semaphore_address(d, semaphore_at(d->row, ret->at)), ret->value,
-                CU_WRITE_DEFAULT);
+        error = d->gpu.cuda->cuStreamWriteValue64(stream,
+                                                  semaphore_address(d,
+                                                                    semaphore_at(d->row, ret->at)),
+                                                  ret->value, CU_WRITE_DEFAULT);
         release(d, one, error ? one->value : ret->value);
         pthread_mutex_unlock(&one->order);
         return error;

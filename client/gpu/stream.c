@@ -320,9 +320,9 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
         if (space_check(space) < 0)
                 return -ECHILD;
         if (kvd_shape_is_opaque(&space->geometry))
-                return client_fail(-EINVAL,
-                                   "space '%s' has opaque blocks (%s), in which kvd knows no layers",
-                                   space->name, space->geometry.layout);
+                return client_fail(
+                        -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
+                        space->name, space->geometry.layout);
         if (layer >= space->geometry.layers)
                 return client_fail(-EINVAL, "layer %u of %u", layer, space->geometry.layers);
         r = handle_lock(space->handle);

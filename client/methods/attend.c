@@ -83,9 +83,9 @@ static int check_space(const struct kvd_space *space, uint32_t layer) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (kvd_shape_is_opaque(g))
-                return client_fail(-EINVAL,
-                                   "space '%s' has opaque blocks (%s), in which kvd knows no layers",
-                                   space->name, g->layout);
+                return client_fail(
+                        -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
+                        space->name, g->layout);
         if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
                 return client_fail(-EINVAL, "attention supports only spaces of f32, f16 and bf16");
         return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
@@ -99,7 +99,9 @@ static int check_table(const struct kvd_space *space, const struct view *view,
                 return client_fail(-EINVAL,
                                    "the table's view is not that of a pin or block of this space");
         if (view->device)
-                return client_fail(-EINVAL, "the space's blocks are on a GPU, and this attention runs on the CPU");
+                return client_fail(
+                        -EINVAL,
+                        "the space's blocks are on a GPU, and this attention runs on the CPU");
         if (t->n == 0 || (uint64_t)t->first + t->n > room)
                 return client_fail(-EINVAL,
                                    "%u tokens from position %u on, in a table of %u blocks", t->n,

@@ -139,7 +139,9 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                                    (unsigned long long)bytes, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
@@ -166,8 +168,9 @@ static void take_sharing(const void *reply, void *to) {
 }
 
 int kvd_sequence_sharing(struct kvd_sequence *s, uint8_t *layer, uint8_t *head) {
-        struct kvd_msg_critical request = {
-                .space = s->view->handle, .sequence = s->number, .op = 2};
+        struct kvd_msg_critical request = {.space = s->view->handle,
+                                           .sequence = s->number,
+                                           .op = 2};
         struct sharing sharing = {&s->space->geometry, layer, head, 0};
         struct kvd_msg_critical_reply reply;
         int r = sequence_call(s, KVD_MSG_critical, &request, &reply, take_sharing, &sharing);
@@ -254,7 +257,9 @@ static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view
                    kvd_ref *ret) {
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
                 ret[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         return 0;

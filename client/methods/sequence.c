@@ -202,9 +202,10 @@ static int check_room(const struct kvd_sequence *s, uint32_t n, uint32_t n_token
                 return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n,
                                    bt);
         if (n > s->max_blocks - s->n)
-                return client_fail(-ENOSPC,
-                                   "the sequence was opened for %u blocks and has %u; %u more do not fit",
-                                   s->max_blocks, s->n, n);
+                return client_fail(
+                        -ENOSPC,
+                        "the sequence was opened for %u blocks and has %u; %u more do not fit",
+                        s->max_blocks, s->n, n);
         return 0;
 }
 
@@ -284,7 +285,9 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
 static int check_blocks(const struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
         return 0;
 }
 

@@ -70,11 +70,8 @@ static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
                 if (!put_block(s, entry, change))
                         return false;
                 break;
-        case KVD_CHANGE_LEAVE:
-                let_go(s, entry);
-                break;
-        default:
-                return false;
+        case KVD_CHANGE_LEAVE: let_go(s, entry); break;
+        default: return false;
         }
         if (change->kind == KVD_CHANGE_ARRIVE) {
                 s->arrived[change->flags & KVD_ENTRY_APPROX ? 1 : 0]++;
@@ -275,7 +272,9 @@ int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
                         return changed;
                 now = sys_now_ns();
                 if (now >= deadline)
-                        return client_fail(-ETIMEDOUT, "something that the sequence asked for is still under way");
+                        return client_fail(
+                                -ETIMEDOUT,
+                                "something that the sequence asked for is still under way");
                 sleep_until_moved(s, epoch, MIN(pause, deadline - now));
                 pause = MIN(2 * pause, PAUSE_MOST_NS);
         }
@@ -311,8 +310,10 @@ static void take_cooling(const void *reply, void *to) {
 
 int kvd_sequence_cool(struct kvd_sequence *s, uint32_t n, const uint32_t *slots,
                       enum kvd_cool how) {
-        struct kvd_msg_cool request = {
-                s->view->handle, s->number, how, {slots, n * (uint32_t)sizeof *slots}};
+        struct kvd_msg_cool request = {s->view->handle,
+                                       s->number,
+                                       how,
+                                       {slots, n * (uint32_t)sizeof *slots}};
         struct kvd_msg_cool_reply reply;
         uint32_t cooling = 0;
         int r = check_slots(s, n, slots);
@@ -330,8 +331,10 @@ static void take_revived(const void *reply, void *to) {
 
 int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slots,
                         enum kvd_revive how) {
-        struct kvd_msg_revive request = {
-                s->view->handle, s->number, how, {slots, n * (uint32_t)sizeof *slots}};
+        struct kvd_msg_revive request = {s->view->handle,
+                                         s->number,
+                                         how,
+                                         {slots, n * (uint32_t)sizeof *slots}};
         struct kvd_msg_revive_reply reply;
         uint32_t coming = 0;
         int r = check_slots(s, n, slots);

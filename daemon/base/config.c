@@ -76,9 +76,10 @@ static int check_name(const char *name, struct kvd_why *why) {
                                   "'%s' cannot name a domain; use 1 to %d of " KVD_NAME_LETTERS,
                                   name, KVD_NAME_MAX);
         if (strncmp(name, "uid-", 4) == 0)
-                return kvd_refuse(why, -EINVAL,
-                                  "'%s': names with uid- in front are those of unlisted users; choose another",
-                                  name);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%s': names with uid- in front are those of unlisted users; choose another",
+                        name);
         return 0;
 }
 
@@ -117,9 +118,10 @@ static int open_section(struct config *config, const char *title, bool may_exist
         title += 7 + strspn(title + 7, " \t");
         domain = find_domain(config, title);
         if (domain && !may_exist)
-                return kvd_refuse(why, -EINVAL,
-                                  "domain '%s' was described before; put everything about it in one section",
-                                  title);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "domain '%s' was described before; put everything about it in one section",
+                        title);
         if (!domain) {
                 r = add_domain(config, title, &domain, why);
                 if (r < 0)
@@ -159,9 +161,9 @@ static int assign(struct section *section, char *text, unsigned line, struct kvd
         const struct setting *setting;
 
         if (!equals)
-                return kvd_refuse(why, -EINVAL,
-                                  "'%.64s' is neither a section nor an assignment; write key = value",
-                                  text);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%.64s' is neither a section nor an assignment; write key = value", text);
         *equals = 0;
         key = lines_strip(text);
         value = lines_strip(equals + 1);
@@ -195,8 +197,9 @@ static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         title = lines_strip(line + 1);
         daemon = strcmp(title, "daemon") == 0;
         if (daemon && reader->seen_daemon)
-                return kvd_refuse(why, -EINVAL,
-                                  "[daemon] was opened before; put everything about it in one section");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "[daemon] was opened before; put everything about it in one section");
         reader->seen_daemon |= daemon;
         return open_section(reader->config, title, false, &reader->section, why);
 }
@@ -270,9 +273,10 @@ static bool share_unknown(const struct config *config) {
 
 static int check_most(const struct config *config, struct kvd_why *why) {
         if (config->pool_most && config->pool > config->pool_most && !share_unknown(config))
-                return kvd_refuse(why, -EINVAL,
-                                  "pool (%llu MiB) is larger than pool_most; raise that, or leave it out",
-                                  (unsigned long long)(config->pool >> 20));
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "pool (%llu MiB) is larger than pool_most; raise that, or leave it out",
+                        (unsigned long long)(config->pool >> 20));
         return 0;
 }
 
@@ -282,9 +286,10 @@ static int check_segment(const struct config *config, struct kvd_why *why) {
                                   "segment is smaller than %u KiB; raise it, or leave it out",
                                   CONFIG_SEGMENT_MIN >> 10);
         if (config->segment > config->pool && !share_unknown(config))
-                return kvd_refuse(why, -EINVAL,
-                                  "segment is larger than pool (%llu MiB); lower it, or leave it out",
-                                  (unsigned long long)(config->pool >> 20));
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "segment is larger than pool (%llu MiB); lower it, or leave it out",
+                        (unsigned long long)(config->pool >> 20));
         return 0;
 }
 
@@ -299,9 +304,10 @@ static int check_users(const struct config_domain *a, struct kvd_why *why) {
         for (const struct config_domain *b = a->next; b; b = b->next)
                 for (uint32_t i = 0; i < a->users.n; i++)
                         if (id_list_has(&b->users, a->users.ids[i]))
-                                return kvd_refuse(why, -EINVAL,
-                                                  "user %u is in domain '%s' and in domain '%s'; take it out of one",
-                                                  a->users.ids[i], a->name, b->name);
+                                return kvd_refuse(
+                                        why, -EINVAL,
+                                        "user %u is in domain '%s' and in domain '%s'; take it out of one",
+                                        a->users.ids[i], a->name, b->name);
         return 0;
 }
 
@@ -314,14 +320,16 @@ int config_check(const struct config *config, struct kvd_why *why) {
                 if (r < 0)
                         return r;
                 if (d->quota && d->guarantee > d->quota)
-                        return kvd_refuse(why, -EINVAL,
-                                          "the guarantee of domain '%s' is larger than its quota; lower it",
-                                          d->name);
+                        return kvd_refuse(
+                                why, -EINVAL,
+                                "the guarantee of domain '%s' is larger than its quota; lower it",
+                                d->name);
                 guaranteed += d->guarantee;
                 if (guaranteed > config->pool && !share_unknown(config))
-                        return kvd_refuse(why, -EINVAL,
-                                          "all guarantees together are larger than the pool (%llu MiB); lower them",
-                                          (unsigned long long)(config->pool >> 20));
+                        return kvd_refuse(
+                                why, -EINVAL,
+                                "all guarantees together are larger than the pool (%llu MiB); lower them",
+                                (unsigned long long)(config->pool >> 20));
         }
         r = check_most(config, why);
         if (r == 0)

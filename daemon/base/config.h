@@ -25,9 +25,9 @@ struct id_list {
 };
 bool id_list_has(const struct id_list *list, uint32_t id);
 
-enum { CONFIG_OWN, CONFIG_REFUSE };      /* unlisted */
-enum { CONFIG_SHARED, CONFIG_ARENA };    /* isolation */
-enum { CONFIG_AUTO, CONFIG_OFF };        /* worker */
+enum { CONFIG_OWN, CONFIG_REFUSE };   /* unlisted */
+enum { CONFIG_SHARED, CONFIG_ARENA }; /* isolation */
+enum { CONFIG_AUTO, CONFIG_OFF };     /* worker */
 /* backend */
 enum { CONFIG_BACKEND_AUTO, CONFIG_BACKEND_HOST, CONFIG_BACKEND_CUDA, CONFIG_BACKEND_LEGACY };
 enum { CONFIG_ERROR, CONFIG_WARNING, CONFIG_INFO, CONFIG_DEBUG }; /* log */
@@ -38,7 +38,7 @@ struct config_domain {
         uint64_t quota, guarantee, client_quota;
         uint32_t isolation;
         char remote_prefix[KVD_NAME_MAX + 1]; /* on the servers; "": same as name */
-        struct config_domain *next; /* owned */
+        struct config_domain *next;           /* owned */
 };
 
 struct file_list {
@@ -52,28 +52,28 @@ struct config {
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
         uint32_t user;         /* user that root becomes; UINT32_MAX: not set */
         uint32_t backend;
-        uint32_t device;       /* number of the GPU; UINT32_MAX: the instance's number */
+        uint32_t device; /* number of the GPU; UINT32_MAX: the instance's number */
         uint32_t quarantine_ms;
         uint64_t pool, spill;
-        uint64_t pool_most;    /* maximum for a reload of pool; 0: pool at the start */
-        uint64_t overhead;     /* 0: the store chooses */
-        uint64_t segment;      /* 0: the store chooses */
-        struct file_list files; /* of the file tier */
-        uint64_t file_size;    /* bytes of each file; 0: its present size */
-        uint32_t file_depth;   /* tokens: deeper blocks are written at their first use */
-        uint32_t file_timeout; /* seconds that the disk may take to answer its requests */
-        uint64_t host_tier;    /* bytes of host memory below a pool on a GPU; 0: none */
-        uint32_t host_tier_depth; /* as file_depth */
-        char remote[1024];     /* servers of the remote tier; "": none */
-        char remote_key[108];  /* file with the secret that machines share; "": none */
+        uint64_t pool_most;        /* maximum for a reload of pool; 0: pool at the start */
+        uint64_t overhead;         /* 0: the store chooses */
+        uint64_t segment;          /* 0: the store chooses */
+        struct file_list files;    /* of the file tier */
+        uint64_t file_size;        /* bytes of each file; 0: its present size */
+        uint32_t file_depth;       /* tokens: deeper blocks are written at their first use */
+        uint32_t file_timeout;     /* seconds that the disk may take to answer its requests */
+        uint64_t host_tier;        /* bytes of host memory below a pool on a GPU; 0: none */
+        uint32_t host_tier_depth;  /* as file_depth */
+        char remote[1024];         /* servers of the remote tier; "": none */
+        char remote_key[108];      /* file with the secret that machines share; "": none */
         char remote_password[108]; /* file with the servers' password; "": none */
         /* PEM files for rediss:// servers; "": none */
         char remote_ca[108], remote_certificate[108], remote_certificate_key[108];
-        char remote_library[108]; /* Mooncake's; "": found by the loader */
+        char remote_library[108];                         /* Mooncake's; "": found by the loader */
         char remote_metadata[1024], remote_devices[1024]; /* Mooncake's; "": none */
         uint32_t remote_timeout; /* milliseconds that a server may be silent */
-        uint32_t remote_depth; /* as file_depth */
-        uint64_t reserve;      /* 0: backend_size_pool chooses */
+        uint32_t remote_depth;   /* as file_depth */
+        uint64_t reserve;        /* 0: backend_size_pool chooses */
         /* percentage of memory that pool was given as; 0: it was given in bytes */
         uint32_t pool_share;
         uint32_t pages;        /* enum store_pages */
@@ -83,15 +83,15 @@ struct config {
         uint32_t max_spaces;   /* maximum number of spaces of one domain */
         struct id_list admins;
         uint32_t unlisted;
-        uint32_t worker;       /* CONFIG_AUTO, CONFIG_OFF */
+        uint32_t worker;                          /* CONFIG_AUTO, CONFIG_OFF */
         uint32_t worker_threads, worker_deadline; /* 0: half of the processors; seconds */
-        uint32_t worker_share; /* percent of a GPU's time */
+        uint32_t worker_share;                    /* percent of a GPU's time */
         /* run with --worker; "": none. Set by main, not by the file */
         char worker_program[256];
         uint32_t log;
-        bool own_user_only;    /* kvd --private */
-        uint32_t owner;        /* user that serves: own user, or the one root becomes */
-        bool only_checked;     /* kvd --check-config: create and lock nothing */
+        bool own_user_only;            /* kvd --private */
+        uint32_t owner;                /* user that serves: own user, or the one root becomes */
+        bool only_checked;             /* kvd --check-config: create and lock nothing */
         struct config_domain *domains; /* owned, in the order of the file */
 };
 

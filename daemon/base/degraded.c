@@ -11,9 +11,7 @@
 
 #define RECENT_NS UINT64_C(60000000000)
 
-static struct {
-        uint64_t n, over_ns;
-} states[KVD_N_DEGRADED];
+static struct { uint64_t n, over_ns; } states[KVD_N_DEGRADED];
 
 void degraded_set_to(enum kvd_degraded which, uint64_t n) {
         states[which].n = n;

@@ -57,12 +57,14 @@ int identity_choose(const struct config *config, bool private, struct identity *
         if (config->user == own)
                 return 0;
         if (private)
-                return kvd_refuse(why, -EINVAL,
-                                  "--private serves the user who starts it; leave out the option user, or start it as that user");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "--private serves the user who starts it; leave out the option user, or start it as that user");
         if (own != 0)
-                return kvd_refuse(why, -EINVAL,
-                                  "only root can become user %u; leave out the option user, or start kvd as root or as that user",
-                                  config->user);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "only root can become user %u; leave out the option user, or start kvd as root or as that user",
+                        config->user);
         describe(getpwuid(config->user), config->user, ret);
         return 0;
 }

@@ -21,7 +21,7 @@
 
 struct text {
         const struct lines *lines;
-        char *at;        /* owned; n bytes and a NUL */
+        char *at; /* owned; n bytes and a NUL */
         size_t n;
         unsigned number; /* of the current line */
         bool has_cr;     /* the warning about CR LF was given */
@@ -61,7 +61,8 @@ static int read_file(FILE *f, struct text *text, struct kvd_why *why) {
                 return kvd_refuse(why, -EINVAL, "%s: reading failed: %s", text->lines->path,
                                   strerror(errno));
         if (text->n > FILE_MOST)
-                return kvd_refuse(why, -EINVAL, "%s: it is larger than 1 MiB; is it a configuration?",
+                return kvd_refuse(why, -EINVAL,
+                                  "%s: it is larger than 1 MiB; is it a configuration?",
                                   text->lines->path);
         return 0;
 }
@@ -72,9 +73,10 @@ static int check_mark(const struct text *text, struct kvd_why *why) {
 
         for (size_t i = 0; i < ARRAY_SIZE(marks); i++)
                 if (strncmp(text->at, marks[i], strlen(marks[i])) == 0)
-                        return kvd_refuse(why, -EINVAL,
-                                          "%s:1: the file begins with a byte order mark; save it as UTF-8 without one",
-                                          text->lines->path);
+                        return kvd_refuse(
+                                why, -EINVAL,
+                                "%s:1: the file begins with a byte order mark; save it as UTF-8 without one",
+                                text->lines->path);
         return 0;
 }
 
@@ -105,17 +107,18 @@ static int check_bytes(const char *line, size_t n, struct kvd_why *why) {
 
 /* No-break spaces and characters without width, as in text copied from a web page. */
 static int check_visible(const char *line, struct kvd_why *why) {
-        static const char *const invisible[] = {"\xc2\xa0", "\xc2\xad", "\xe2\x80\x8b", "\xe2\x80\x8c",
-                                                "\xe2\x80\x8d", "\xe2\x80\xaf", "\xe2\x81\xa0",
-                                                "\xef\xbb\xbf"};
+        static const char *const invisible[] = {"\xc2\xa0",     "\xc2\xad",     "\xe2\x80\x8b",
+                                                "\xe2\x80\x8c", "\xe2\x80\x8d", "\xe2\x80\xaf",
+                                                "\xe2\x81\xa0", "\xef\xbb\xbf"};
 
         for (size_t i = 0; i < ARRAY_SIZE(invisible); i++) {
                 const char *at = strstr(line, invisible[i]);
 
                 if (at)
-                        return kvd_refuse(why, -EINVAL,
-                                          "byte %zu begins an invisible character, such as a no-break space; remove it",
-                                          (size_t)(at - line) + 1);
+                        return kvd_refuse(
+                                why, -EINVAL,
+                                "byte %zu begins an invisible character, such as a no-break space; remove it",
+                                (size_t)(at - line) + 1);
         }
         return 0;
 }
@@ -165,7 +168,8 @@ static int read_lines(struct text *text, struct kvd_why *why) {
                 n = cut_line(text, line, end);
                 if (take_line(text, line, n, why) == 0)
                         continue;
-                r = kvd_refuse(why, -EINVAL, "%s:%u: %s", text->lines->path, text->number, why->line);
+                r = kvd_refuse(why, -EINVAL, "%s:%u: %s", text->lines->path, text->number,
+                               why->line);
                 if (!text->lines->all)
                         return r;
                 fprintf(text->lines->all, "%s\n", why->line);

@@ -27,7 +27,7 @@
 #define IDLE_SHARE 5u /* idle work gets at least 1 / IDLE_SHARE of the time */
 #define IDLE_LEAST_NS UINT64_C(100000)
 #define IDLE_MOST_NS UINT64_C(2000000) /* a piece that took longer lost the processor */
-#define RECENT_SLOTS 7u /* six past slots, and the one under way */
+#define RECENT_SLOTS 7u                /* six past slots, and the one under way */
 #define RECENT_NS UINT64_C(10000000000)
 
 struct watch {
@@ -39,10 +39,10 @@ struct watch {
 
 struct loop {
         const struct loop_backend *backend;
-        void *waiter; /* state of the back end; owned */
-        struct watch *watches; /* owned */
+        void *waiter;                   /* state of the back end; owned */
+        struct watch *watches;          /* owned */
         uint32_t n_watches, free_watch; /* free_watch: first unused watch, or n_watches */
-        struct kvd_list timers; /* by time, earliest first */
+        struct kvd_list timers;         /* by time, earliest first */
         bool (*work)(void *);
         void *work_data;
         bool (*idle)(void *);

@@ -119,10 +119,11 @@ uint64_t memory_usable(const char *root) {
 bool memory_limit_exceeded(const struct memory_limit *limit, uint64_t pool, struct kvd_why *why) {
         if (pool <= limit->bytes)
                 return false;
-        kvd_refuse(why, 0,
-                   "pool = %lluM is more than the memory that the cgroup %s allows (%lluM): the kernel will %s kvd when that much is used",
-                   (unsigned long long)(pool >> 20), limit->group,
-                   (unsigned long long)(limit->bytes >> 20), limit->soft ? "slow down" : "kill");
+        kvd_refuse(
+                why, 0,
+                "pool = %lluM is more than the memory that the cgroup %s allows (%lluM): the kernel will %s kvd when that much is used",
+                (unsigned long long)(pool >> 20), limit->group,
+                (unsigned long long)(limit->bytes >> 20), limit->soft ? "slow down" : "kill");
         return true;
 }
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct notify {
-        int fd; /* owned; -1: there is no service manager */
+        int fd;               /* owned; -1: there is no service manager */
         uint64_t watchdog_ns; /* maximum time between WATCHDOG=1 messages; 0: none are expected */
 };
 

@@ -143,13 +143,15 @@ const struct setting daemon_settings[] = {
          .text = "Milliseconds for which the GPU work of a process that has ended may still write; "
                  "until then, its blocks are not reused."},
         {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true,
-         .offset = offsetof(struct config, max_clients), .text = "Maximum number of connections; root and admins may have four more."},
+         .offset = offsetof(struct config, max_clients),
+         .text = "Maximum number of connections; root and admins may have four more."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096,
          .offset = offsetof(struct config, user_clients),
          .text = "Maximum number of connections of one user; 0: as many as are still free, so that "
                  "one user alone gets at most half."},
         {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096,
-         .offset = offsetof(struct config, max_spaces), .text = "Maximum number of spaces of one domain."},
+         .offset = offsetof(struct config, max_spaces),
+         .text = "Maximum number of spaces of one domain."},
         {"admins", SETTING_USERS, "", .offset = offsetof(struct config, admins),
          .text = "Users who may see and change every domain, with commas between them; root and the "
                  "daemon's own user always may."},
@@ -215,21 +217,21 @@ const struct setting *setting_find(const struct setting *settings, const char *n
 }
 
 const char *setting_unit(const struct setting *setting) {
-        static const char *const units[] = {
-                [SETTING_PATH] = "path",
-                [SETTING_FILE] = "path",
-                [SETTING_FILES] = "path, ...",
-                [SETTING_TEXT] = "text",
-                [SETTING_NAME] = "name",
-                [SETTING_MODE] = "octal mode",
-                [SETTING_GROUP] = "group name or number",
-                [SETTING_USER] = "user name or number",
-                [SETTING_BYTES] = "bytes, with K, M, G or T",
-                [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
-                [SETTING_COUNT] = "number",
-                [SETTING_NUMBER] = "number",
-                [SETTING_USERS] = "users",
-                [SETTING_GROUPS] = "groups"};
+        static const char *const units[] = {[SETTING_PATH] = "path",
+                                            [SETTING_FILE] = "path",
+                                            [SETTING_FILES] = "path, ...",
+                                            [SETTING_TEXT] = "text",
+                                            [SETTING_NAME] = "name",
+                                            [SETTING_MODE] = "octal mode",
+                                            [SETTING_GROUP] = "group name or number",
+                                            [SETTING_USER] = "user name or number",
+                                            [SETTING_BYTES] = "bytes, with K, M, G or T",
+                                            [SETTING_MEMORY] =
+                                                    "bytes, with K, M, G or T, or % of memory",
+                                            [SETTING_COUNT] = "number",
+                                            [SETTING_NUMBER] = "number",
+                                            [SETTING_USERS] = "users",
+                                            [SETTING_GROUPS] = "groups"};
 
         return setting->type == SETTING_CHOICE ? setting->choices : units[setting->type];
 }
@@ -247,9 +249,10 @@ static bool parse_number(const char *text, int base, uint64_t *ret, const char *
 
 static int parse_path(const char *value, char to[static 108], struct kvd_why *why) {
         if (!value[0] || (value[0] != '/' && value[0] != '@'))
-                return kvd_refuse(why, -EINVAL,
-                                  "'%s' is not a path; write one that begins with / or, if abstract, with @",
-                                  value);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%s' is not a path; write one that begins with / or, if abstract, with @",
+                        value);
         if (strlen(value) > 107)
                 return kvd_refuse(why, -EINVAL,
                                   "the path has %zu bytes; a socket's has at most 107",
@@ -286,8 +289,7 @@ static int parse_files(const char *value, struct file_list *to, struct kvd_why *
                 for (size_t n = strlen(path); n && strchr(" \t", path[n - 1]); n--)
                         path[n - 1] = 0;
                 if (to->n == DISK_FILES)
-                        return kvd_refuse(why, -EINVAL, "there are more than %u paths",
-                                          DISK_FILES);
+                        return kvd_refuse(why, -EINVAL, "there are more than %u paths", DISK_FILES);
                 r = parse_file(path, to->paths[to->n++], why);
         }
         return r;
@@ -303,9 +305,10 @@ static int parse_text(const char *value, char to[static 1024], struct kvd_why *w
 
 static int parse_name(const char *value, char to[static KVD_NAME_MAX + 1], struct kvd_why *why) {
         if (value[0] && !kvd_is_name(value, KVD_NAME_MAX))
-                return kvd_refuse(why, -EINVAL,
-                                  "'%s' is not a name; use letters, digits, dot, underscore and minus, at most %u",
-                                  value, KVD_NAME_MAX);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%s' is not a name; use letters, digits, dot, underscore and minus, at most %u",
+                        value, KVD_NAME_MAX);
         memset(to, 0, KVD_NAME_MAX + 1);
         memcpy(to, value, strlen(value));
         return 0;
@@ -405,9 +408,10 @@ static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *
                 *ret = p ? p->pw_uid : UINT32_MAX;
         }
         if (*ret == UINT32_MAX)
-                return kvd_refuse(why, -EINVAL,
-                                  "there is no %s '%s' on this machine; create it or write its number",
-                                  group ? "group" : "user", name);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "there is no %s '%s' on this machine; create it or write its number",
+                        group ? "group" : "user", name);
         return 0;
 }
 
@@ -451,12 +455,19 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 }
 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
-        static const size_t sizes[] = {
-                [SETTING_PATH] = 108, [SETTING_FILE] = 108, [SETTING_TEXT] = 1024,
-                [SETTING_FILES] = sizeof(struct file_list),
-                [SETTING_NAME] = KVD_NAME_MAX + 1, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
-                [SETTING_BYTES] = 8,  [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4,
-                [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4, [SETTING_USER] = 4};
+        static const size_t sizes[] = {[SETTING_PATH] = 108,
+                                       [SETTING_FILE] = 108,
+                                       [SETTING_TEXT] = 1024,
+                                       [SETTING_FILES] = sizeof(struct file_list),
+                                       [SETTING_NAME] = KVD_NAME_MAX + 1,
+                                       [SETTING_MODE] = 4,
+                                       [SETTING_GROUP] = 4,
+                                       [SETTING_BYTES] = 8,
+                                       [SETTING_MEMORY] = 8,
+                                       [SETTING_COUNT] = 4,
+                                       [SETTING_NUMBER] = 4,
+                                       [SETTING_CHOICE] = 4,
+                                       [SETTING_USER] = 4};
         const void *from = (const char *)now + o->offset;
         void *to = (char *)next + o->offset;
         bool changed = memcmp(from, to, sizes[o->type]) != 0;
@@ -469,37 +480,27 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
         void *to = (char *)base + o->offset;
 
         switch (o->type) {
-        case SETTING_PATH:
-                return parse_path(value, to, why);
-        case SETTING_FILE:
-                return parse_file(value, to, why);
-        case SETTING_FILES:
-                return parse_files(value, to, why);
-        case SETTING_TEXT:
-                return parse_text(value, to, why);
-        case SETTING_NAME:
-                return parse_name(value, to, why);
-        case SETTING_MODE:
-                return parse_mode(value, to, why);
+        case SETTING_PATH: return parse_path(value, to, why);
+        case SETTING_FILE: return parse_file(value, to, why);
+        case SETTING_FILES: return parse_files(value, to, why);
+        case SETTING_TEXT: return parse_text(value, to, why);
+        case SETTING_NAME: return parse_name(value, to, why);
+        case SETTING_MODE: return parse_mode(value, to, why);
         case SETTING_GROUP:
-        case SETTING_USER:
-                return parse_id(value, o->type == SETTING_GROUP, to, why);
+        case SETTING_USER: return parse_id(value, o->type == SETTING_GROUP, to, why);
         case SETTING_BYTES:
         case SETTING_MEMORY:
                 return parse_bytes(o, value, to,
                                    o->share ? (uint32_t *)((char *)base + o->share) : NULL, why);
-        case SETTING_COUNT:
-                return parse_count(o, value, to, why);
+        case SETTING_COUNT: return parse_count(o, value, to, why);
         case SETTING_NUMBER:
                 if (value[0])
                         return parse_count(o, value, to, why);
                 *(uint32_t *)to = UINT32_MAX;
                 return 0;
-        case SETTING_CHOICE:
-                return parse_choice(o, value, to, why);
+        case SETTING_CHOICE: return parse_choice(o, value, to, why);
         case SETTING_USERS:
-        case SETTING_GROUPS:
-                return parse_ids(value, o->type == SETTING_GROUPS, to, why);
+        case SETTING_GROUPS: return parse_ids(value, o->type == SETTING_GROUPS, to, why);
         }
         return -EINVAL;
 }

@@ -37,10 +37,10 @@ struct setting {
         const char *choices;  /* "a|b|c" */
         uint64_t low, high;   /* BYTES, MEMORY, COUNT, NUMBER */
         size_t offset;
-        size_t share;         /* MEMORY: offset of a uint32_t for the percentage; 0: none */
-        bool fixed;           /* changes only at a restart */
-        bool fixed_on_gpu;    /* the same, if the pool is on a GPU */
-        const char *text;     /* description, one sentence or two */
+        size_t share;      /* MEMORY: offset of a uint32_t for the percentage; 0: none */
+        bool fixed;        /* changes only at a restart */
+        bool fixed_on_gpu; /* the same, if the pool is on a GPU */
+        const char *text;  /* description, one sentence or two */
 };
 
 /*

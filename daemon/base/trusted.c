@@ -80,7 +80,8 @@ static int check_type(const struct trusted *t, const struct stat *st, struct kvd
                 return 0;
         if (t->trust != TRUST_DATA)
                 return REFUSE(t, "it is not a regular file");
-        return S_ISBLK(st->st_mode) ? 0 : REFUSE(t, "it is neither a regular file nor a block device");
+        return S_ISBLK(st->st_mode) ? 0 :
+                                      REFUSE(t, "it is neither a regular file nor a block device");
 }
 
 static int check_owner(const struct trusted *t, const struct stat *st, struct kvd_why *why) {
@@ -88,8 +89,8 @@ static int check_owner(const struct trusted *t, const struct stat *st, struct kv
 
         if (is_ours(st->st_uid, t->user) || (st->st_uid == 0 && may_be_roots))
                 return 0;
-        return REFUSE(t, "user %u owns it, so kvd does not trust it; chown it to user %u", st->st_uid,
-                      t->user);
+        return REFUSE(t, "user %u owns it, so kvd does not trust it; chown it to user %u",
+                      st->st_uid, t->user);
 }
 
 /* Root may share a secret with a group. A disk's group may access all disks anyway. */
@@ -102,8 +103,9 @@ static int check_mode(const struct trusted *t, const struct stat *st, struct kvd
                                REFUSE(t, "others may change it; chmod go-w it") :
                                0;
         if (S_ISBLK(st->st_mode))
-                return others & S_IRWXO ? REFUSE(t, "every user may read or change it; chmod o= it") :
-                                          0;
+                return others & S_IRWXO ?
+                               REFUSE(t, "every user may read or change it; chmod o= it") :
+                               0;
         if (t->trust == TRUST_SECRET && root_gave_it)
                 others &= ~(mode_t)S_IRGRP;
         return others ? REFUSE(t, "others may read or change it; chmod 600 it") : 0;
@@ -160,13 +162,15 @@ static int check_folder(const char *path, uid_t user, struct kvd_why *why) {
         if (stat(path, &st) < 0)
                 return kvd_refuse(why, -errno, "%s: %s", path, strerror(errno));
         if (st.st_uid != 0 && !is_ours(st.st_uid, user))
-                return kvd_refuse(why, TRUSTED_NOT,
-                                  "%s: user %u owns this folder, and could replace the socket in it; choose another, or chown it to user %u",
-                                  path, st.st_uid, user);
+                return kvd_refuse(
+                        why, TRUSTED_NOT,
+                        "%s: user %u owns this folder, and could replace the socket in it; choose another, or chown it to user %u",
+                        path, st.st_uid, user);
         if (st.st_mode & (S_IWGRP | S_IWOTH) && !(st.st_mode & S_ISVTX))
-                return kvd_refuse(why, TRUSTED_NOT,
-                                  "%s: others may write to this folder, and could replace the socket in it; chmod go-w it, or choose another",
-                                  path);
+                return kvd_refuse(
+                        why, TRUSTED_NOT,
+                        "%s: others may write to this folder, and could replace the socket in it; chmod go-w it, or choose another",
+                        path);
         return 0;
 }
 

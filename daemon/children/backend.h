@@ -12,15 +12,14 @@
 #include "daemon/base/config.h"
 #include "ipc/base/device.h"
 
-
 struct backend {
         enum kvd_backend backend;
         const struct kvd_cuda *cuda; /* NULL: host */
         cu_device ordinal;
         struct cu_uuid uuid;
-        uint64_t bytes;              /* size of its memory */
-        char device[192];            /* "NVIDIA H200, UUID GPU-...", or empty */
-        struct kvd_why why;                /* why this backend was chosen, in one line */
+        uint64_t bytes;     /* size of its memory */
+        char device[192];   /* "NVIDIA H200, UUID GPU-...", or empty */
+        struct kvd_why why; /* why this backend was chosen, in one line */
 };
 
 /* Follows the configuration. Negative: that backend cannot be used; ret->why says why. */

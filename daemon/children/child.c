@@ -272,7 +272,9 @@ void child_look(struct child *c) {
                 loop_timer_set(c->loop, &c->look, 0);
 }
 
-static bool is_wanted(struct child *c) { return !c->ops->wanted || c->ops->wanted(c); }
+static bool is_wanted(struct child *c) {
+        return !c->ops->wanted || c->ops->wanted(c);
+}
 
 static void look_now(struct loop_timer *timer) {
         struct child *c = container_of(timer, struct child, look);

@@ -28,17 +28,17 @@ struct child;
 
 /* What distinguishes a kind of child. */
 struct child_ops {
-        const char *name;            /* in the log */
-        enum kvd_degraded degraded;  /* noted if it ended, or cannot be started */
+        const char *name;           /* in the log */
+        enum kvd_degraded degraded; /* noted if it ended, or cannot be started */
 
         /* is there a reason to start it? NULL: always */
         bool (*wanted)(struct child *);
         /* before each start; sets arguments. -ECANCELED: it is not wanted any more */
         int (*prepare)(struct child *);
-        void (*not_started)(struct child *);   /* a start failed; may be NULL */
+        void (*not_started)(struct child *); /* a start failed; may be NULL */
         /* there was no reply for slow_ns; it may still come */
         void (*slow)(struct child *);
-        void (*late)(struct child *);          /* no reply for patience_ns: killed; may be NULL */
+        void (*late)(struct child *); /* no reply for patience_ns: killed; may be NULL */
         /* the process is gone, according to the kernel; asked: its unanswered request, or 0 */
         void (*ended)(struct child *, uint32_t asked);
 
@@ -54,25 +54,25 @@ struct child_ops {
 struct child {
         const struct child_ops *ops;
         const char *program;
-        char *arguments[5];           /* NULL-terminated */
+        char *arguments[5]; /* NULL-terminated */
         struct loop *loop;
-        struct kvd_decoder *decoder;  /* owned */
-        uint8_t *frame;               /* owned; KVD_FRAME_MAX bytes */
+        struct kvd_decoder *decoder; /* owned */
+        uint8_t *frame;              /* owned; KVD_FRAME_MAX bytes */
 
-        pid_t pid;                    /* 0: none */
-        struct loop_source socket;    /* its fd is owned; -1: none */
-        struct loop_source process;   /* its pidfd is owned; -1: none */
+        pid_t pid;                  /* 0: none */
+        struct loop_source socket;  /* its fd is owned; -1: none */
+        struct loop_source process; /* its pidfd is owned; -1: none */
         struct loop_timer look, retry, deadline, doubt;
         bool stopped;
-        uint32_t asked;               /* message number of the request in flight; 0: none */
+        uint32_t asked; /* message number of the request in flight; 0: none */
         uint64_t serial, starts;
-        uint64_t patience_ns;         /* time for a reply; then it is killed */
-        uint64_t slow_ns;             /* time for a reply; then ops->slow is called; 0: never */
+        uint64_t patience_ns; /* time for a reply; then it is killed */
+        uint64_t slow_ns;     /* time for a reply; then ops->slow is called; 0: never */
         /* before the next start; doubles up to most_pause_ns */
         uint64_t pause_ns, most_pause_ns;
 
-        uint32_t failures;            /* failures to allocate or clear memory since a success */
-        char why[160];                /* error of the last one */
+        uint32_t failures; /* failures to allocate or clear memory since a success */
+        char why[160];     /* error of the last one */
 };
 
 /* Call child_clear afterwards, even on failure. */

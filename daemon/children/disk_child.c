@@ -27,7 +27,7 @@
 #include "store/file_tier.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
-#define LATER_NS UINT64_C(200000000)   /* between two checks for blocks to write */
+#define LATER_NS UINT64_C(200000000) /* between two checks for blocks to write */
 #define WHOLE_BYTES (UINT64_C(1) << 20)
 #define PLACES_NS UINT64_C(2000000000) /* between two checks that files were not moved */
 /*
@@ -37,7 +37,7 @@
 #define SLOW_NS UINT64_C(1000000000)
 #define SLOW_PART 30u
 #define SLOW_BYTES (UINT64_C(32) << 20)
-#define MOST_STARTS 5u                 /* starts in a row without a reply; then the file is off */
+#define MOST_STARTS 5u /* starts in a row without a reply; then the file is off */
 
 static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a request is one frame");
 
@@ -45,22 +45,22 @@ struct disk_file {
         struct child child;
         struct disk_owner *owner;
         uint32_t number;
-        int fd;                 /* owned, locked; negative: it cannot be opened */
-        int64_t bytes;          /* its size; or a negative errno: why it cannot be opened */
-        bool open;              /* its process has replied to disk_open */
-        bool late;              /* its last process did not reply in time */
-        bool said;              /* it was logged that it is off */
+        int fd;        /* owned, locked; negative: it cannot be opened */
+        int64_t bytes; /* its size; or a negative errno: why it cannot be opened */
+        bool open;     /* its process has replied to disk_open */
+        bool late;     /* its last process did not reply in time */
+        bool said;     /* it was logged that it is off */
         struct tier_errors errors;
         struct file_place place;
-        bool gone;              /* it is no longer at that place */
-        uint32_t starts;        /* since the last reply, other than to disk_open */
+        bool gone;       /* it is no longer at that place */
+        uint32_t starts; /* since the last reply, other than to disk_open */
 };
 
 struct disk_owner {
         struct store *store;
         uint32_t n_files;
         struct disk_file files[DISK_FILES];
-        uint32_t files_off;     /* as logged last */
+        uint32_t files_off;             /* as logged last */
         struct tier_errors host_errors; /* of copies in host memory */
         struct loop *loop;
         struct loop_timer places;
@@ -214,8 +214,7 @@ static bool ask(struct disk_file *f, const struct store_disk_question *q) {
                 msg.disk_scan = (struct kvd_msg_disk_scan){q->extent, q->first};
                 break;
         case STORE_DISK_READ:
-        case STORE_DISK_WRITE:
-                return ask_to_move(f, q);
+        case STORE_DISK_WRITE: return ask_to_move(f, q);
         }
         return child_ask_or_end(&f->child, &msg, NULL);
 }
@@ -418,8 +417,7 @@ static int open_file(const struct config *config, const char *path, struct kvd_w
 
         if (fd != -EINVAL)
                 return fd;
-        log_warning("%s is on a file system without O_DIRECT: what it reads is cached twice",
-                    path);
+        log_warning("%s is on a file system without O_DIRECT: what it reads is cached twice", path);
         return trusted_open(&file, flags, why);
 }
 
@@ -447,10 +445,11 @@ static int lock_file(int fd, const char *path, struct kvd_why *why) {
                 if (sys->flock(fd, LOCK_EX | LOCK_NB) == 0)
                         return 0;
                 if (errno != EWOULDBLOCK)
-                        return kvd_refuse(why, -errno,
-                                          "file %s: it cannot be locked, so a second kvd could open "
-                                          "it: %s; use a local file system",
-                                          path, strerror(errno));
+                        return kvd_refuse(
+                                why, -errno,
+                                "file %s: it cannot be locked, so a second kvd could open "
+                                "it: %s; use a local file system",
+                                path, strerror(errno));
                 usleep(LOCK_PAUSE_US);
         }
         return kvd_refuse(why, -EWOULDBLOCK, "file %s: another kvd has it open", path);
@@ -468,7 +467,9 @@ static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         if (at < 0)
                 return -errno;
         end = (uint64_t)at;
-        *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) : wanted ?: end) /
+        *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) :
+                          wanted              ?:
+                                                end) /
                          WHOLE_BYTES * WHOLE_BYTES);
         return (uint64_t)*ret >= CONFIG_FILE_MIN ? 0 : -ERANGE;
 }

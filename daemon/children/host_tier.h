@@ -15,7 +15,7 @@
 
 struct host_tier {
         struct loop *loop;
-        struct store *store;      /* NULL: there is no such tier */
+        struct store *store; /* NULL: there is no such tier */
         struct loop_timer look;
         struct tier_errors errors;
 };

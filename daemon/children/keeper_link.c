@@ -66,9 +66,11 @@ static bool want(struct keep *k, struct keep_entry *e) {
         size_t n = strlen(e->name) + 1;
 
         if (k->n == k->max || k->bytes + n > MOST_BYTES) {
-                log_rarely(LOG_WARNING, "no more than %u descriptors can be kept: the others are "
-                                        "lost if kvd dies; raise FileDescriptorStoreMax and "
-                                        "FDSTORE, or segment", k->n);
+                log_rarely(LOG_WARNING,
+                           "no more than %u descriptors can be kept: the others are "
+                           "lost if kvd dies; raise FileDescriptorStoreMax and "
+                           "FDSTORE, or segment",
+                           k->n);
                 return false;
         }
         k->n++;
@@ -243,8 +245,8 @@ int keep_init(struct keep *k, const struct notify *notify) {
         const char *most = getenv("FDSTORE");
         long n = most ? strtol(most, NULL, 10) : 0;
 
-        *k = (struct keep){.notify = notify, .queue = {.fd = notify->fd, .events = POLLOUT,
-                                                       .ready = room}};
+        *k = (struct keep){.notify = notify,
+                           .queue = {.fd = notify->fd, .events = POLLOUT, .ready = room}};
         unsetenv("FDSTORE");
         if (n <= 0 || notify->fd < 0)
                 return 0;

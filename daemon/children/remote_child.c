@@ -24,8 +24,8 @@
 #include "store/remote_tier.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
-#define LATER_NS UINT64_C(200000000)      /* between two checks for blocks to write */
-#define HEALTH_NS UINT64_C(2000000000)    /* between two polls of servers that answer */
+#define LATER_NS UINT64_C(200000000)   /* between two checks for blocks to write */
+#define HEALTH_NS UINT64_C(2000000000) /* between two polls of servers that answer */
 #define FIRST_AGAIN_NS UINT64_C(100000000)
 #define MOST_AGAIN_NS UINT64_C(10000000000)
 #define PATIENCE_NS UINT64_C(30000000000)
@@ -45,10 +45,10 @@ struct remote_owner {
         const struct config *config;
         uint8_t secret[KVD_REMOTE_KEY];
         char password[REMOTE_PASSWORD];
-        struct tls_files files;           /* owned */
-        bool open;                        /* the process has replied to remote_open */
+        struct tls_files files; /* owned */
+        bool open;              /* the process has replied to remote_open */
         struct tier_errors tier_errors;
-        uint64_t open_at_ns, pause_ns;    /* when servers are polled next; the pause after that */
+        uint64_t open_at_ns, pause_ns; /* when servers are polled next; the pause after that */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS];
         uint32_t tokens[KVD_REMOTE_TOKENS];
         int32_t errors[KVD_REMOTE_ITEMS];
@@ -91,8 +91,8 @@ static int write_items(struct remote_owner *o, const struct store_remote_questio
 static bool ask_to_move(struct remote_owner *o, const struct store_remote_question *q) {
         bool gets = q->what == STORE_REMOTE_GET;
         struct kvd_msg msg = {.number = gets ? KVD_MSG_remote_get : KVD_MSG_remote_put};
-        struct kvd_slice tenant = kvd_slice_of(q->tenant), content = {&q->content,
-                                                                      sizeof q->content};
+        struct kvd_slice tenant = kvd_slice_of(q->tenant),
+                         content = {&q->content, sizeof q->content};
         struct kvd_slice items = {o->items, q->n * (uint32_t)sizeof *o->items}, tokens;
         uint64_t bytes = space_index(q->space)->block_bytes;
         struct kvd_fds fds = {.n = 0};
@@ -106,7 +106,7 @@ static bool ask_to_move(struct remote_owner *o, const struct store_remote_questi
         set_slow(o, q->n * bytes);
         if (gets)
                 msg.remote_get = (struct kvd_msg_remote_get){tenant, content, bytes,
-                                                             items, tokens, q->checksums};
+                                                             items,  tokens,  q->checksums};
         else
                 msg.remote_put = (struct kvd_msg_remote_put){tenant, content, bytes, items, tokens};
         return child_ask_or_end(&o->child, &msg, &fds);
@@ -117,15 +117,18 @@ static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
 
         if (q->what != STORE_REMOTE_FIND)
                 return ask_to_move(o, q);
-        msg.remote_find = (struct kvd_msg_remote_find){
-                .tenant = kvd_slice_of(q->tenant),
-                .content = {&q->content, sizeof q->content},
-                .group = q->group,
-                .root = q->root,
-                .block_tokens = space_index(q->space)->geometry.block_tokens,
-                .first = q->first,
-                .whole = space_index(q->space)->kind == KVD_kind_bidirectional,
-                .tokens = {q->tokens, q->n_tokens * (uint32_t)sizeof *q->tokens}};
+        msg.remote_find =
+                (struct kvd_msg_remote_find){.tenant = kvd_slice_of(q->tenant),
+                                             .content = {&q->content, sizeof q->content},
+                                             .group = q->group,
+                                             .root = q->root,
+                                             .block_tokens =
+                                                     space_index(q->space)->geometry.block_tokens,
+                                             .first = q->first,
+                                             .whole = space_index(q->space)->kind ==
+                                                      KVD_kind_bidirectional,
+                                             .tokens = {q->tokens,
+                                                        q->n_tokens * (uint32_t)sizeof *q->tokens}};
         return child_ask_or_end(&o->child, &msg, NULL);
 }
 
@@ -302,7 +305,8 @@ static int prepare(struct child *child) {
 }
 
 static void not_there(struct child *child) {
-        nobody_is_there(owner_of(child), kvd_slice_of("its process cannot be started; see the log"));
+        nobody_is_there(owner_of(child),
+                        kvd_slice_of("its process cannot be started; see the log"));
 }
 
 /* Its request counts as failed. */
@@ -384,8 +388,8 @@ static int take_password(struct remote_owner *o, struct kvd_why *why) {
         fits = n < (int)sizeof o->password; /* otherwise it was truncated */
         while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r'))
                 text[--n] = 0;
-        if (n >= 0 && (n == 0 || !fits || memchr(text, '\n', (size_t)n) ||
-                       memchr(text, 0, (size_t)n)))
+        if (n >= 0 &&
+            (n == 0 || !fits || memchr(text, '\n', (size_t)n) || memchr(text, 0, (size_t)n)))
                 n = kvd_refuse(why, -EINVAL,
                                "remote_password %s: it must have one line of at most %u bytes, "
                                "PASSWORD or USER:PASSWORD",
@@ -511,7 +515,8 @@ void remote_owner_start(struct remote_owner *o) {
         if (!o)
                 return;
         if (!o->config->remote_key[0])
-                log_warning("remote: remote_key is not set, so anyone with access to the servers can "
-                            "read blocks and forge them; set remote_key");
+                log_warning(
+                        "remote: remote_key is not set, so anyone with access to the servers can "
+                        "read blocks and forge them; set remote_key");
         child_look(&o->child);
 }

@@ -10,8 +10,8 @@
 #include "daemon/base/log.h"
 
 struct tier_errors {
-        uint64_t n;       /* number of errors when one was logged last */
-        char said[128];   /* the error logged last */
+        uint64_t n;                  /* number of errors when one was logged last */
+        char said[128];              /* the error logged last */
         struct log_limit new, again; /* for another error; for the same one */
 };
 

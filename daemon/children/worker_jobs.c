@@ -30,7 +30,7 @@ struct worker {
         const struct config *config;
         struct store *store;
         bool on;
-        char threads[16];             /* argument of its program */
+        char threads[16]; /* argument of its program */
 
         /* owned; KVD_JOB_BYTES of job arguments, which the worker maps read-only */
         struct shared_file arguments;
@@ -38,11 +38,11 @@ struct worker {
         uint8_t *result;
         struct worker_files files;
 
-        struct loop_timer rest;       /* if set: no jobs before it fires */
+        struct loop_timer rest; /* if set: no jobs before it fires */
         bool has_job, job_lost;
-        uint32_t job_space;           /* number of the space, which may be deleted meanwhile */
+        uint32_t job_space; /* number of the space, which may be deleted meanwhile */
         struct store_job job;
-        uint32_t unmapping[2];        /* space and segment that it was asked to unmap */
+        uint32_t unmapping[2]; /* space and segment that it was asked to unmap */
         uint64_t jobs_done;
 };
 

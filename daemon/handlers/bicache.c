@@ -39,12 +39,13 @@ static int import_profile(struct client *c, struct space *space, const struct kv
         uint8_t depth[KVD_MOST_profile_depth];
 
         if (m->depth.size != sizeof depth)
-                return client_refuse(c, -EINVAL,
-                                     "a table has 101 depths, for 0 to 100 percent; this one has %u",
-                                     m->depth.size);
+                return client_refuse(
+                        c, -EINVAL, "a table has 101 depths, for 0 to 100 percent; this one has %u",
+                        m->depth.size);
         if (m->def == 0)
                 return client_refuse(
-                        c, -EINVAL, "def is missing: 1: the ratio includes generated tokens, 2: it does not");
+                        c, -EINVAL,
+                        "def is missing: 1: the ratio includes generated tokens, 2: it does not");
         memcpy(depth, m->depth.data, sizeof depth);
         return space_profile_import(space, depth, m->def);
 }
@@ -65,8 +66,8 @@ static int change_profile(struct client *c, struct space *space, const struct kv
                                              import_profile(c, space, m);
         if (r < 0)
                 return c->server->scratch->why.line[0] ? r : client_store_failed(c, r);
-        log_limited(LOG_INFO, "client %u of domain %s: the BiCache table of space '%s' was %s", c->number,
-                 domain_config(c->domain)->name, space_name(space), what[m->op]);
+        log_limited(LOG_INFO, "client %u of domain %s: the BiCache table of space '%s' was %s",
+                    c->number, domain_config(c->domain)->name, space_name(space), what[m->op]);
         return 0;
 }
 

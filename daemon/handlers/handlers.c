@@ -8,8 +8,9 @@
 #include "daemon/handlers/handlers.h"
 
 #define FIELD(message, name, type_) \
-        __builtin_choose_expr(__builtin_types_compatible_p( \
-                                      typeof(((struct kvd_msg *)NULL)->message.name), type_), \
+        __builtin_choose_expr(__builtin_types_compatible_p(typeof(((struct kvd_msg *)NULL) \
+                                                                          ->message.name), \
+                                                           type_), \
                               offsetof(struct kvd_msg, message.name), (void)0)
 
 #define WITH_NOTHING(message) .needs = NEEDS_NOTHING

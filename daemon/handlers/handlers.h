@@ -25,7 +25,7 @@ typedef int client_handler(struct client *client, const struct kvd_msg *request,
 struct handler {
         client_handler *handle; /* NULL: there is no such request */
         enum { NEEDS_NOTHING, NEEDS_ATTACHMENT, NEEDS_SPACE } needs;
-        size_t space, domain;   /* offsets of these fields in struct kvd_msg */
+        size_t space, domain; /* offsets of these fields in struct kvd_msg */
         bool before_attach, wants_idle;
         const char *worker_for; /* feature that needs a worker, in words; NULL: none */
 };

@@ -74,7 +74,8 @@ int handle_check(struct client *c, const struct kvd_msg *request, struct call *c
                 .first = kvd_slice_of(report->first),
         };
         if (report->broken)
-                log_limited(LOG_ERR, "space '%s' is broken: %s", space_name(call->space), report->first);
+                log_limited(LOG_ERR, "space '%s' is broken: %s", space_name(call->space),
+                            report->first);
         return 0;
 }
 

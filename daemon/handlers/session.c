@@ -46,10 +46,11 @@ static int check_limits(struct client *c) {
                                      "or raise max_clients in kvd.conf",
                                      config->max_clients);
         if (c->user->n_attached >= user_limit(config, seats->n_attached) + more)
-                return client_refuse(c, -EUSERS,
-                                     "user %u has %u connections, and the rest is reserved for other users; "
-                                     "close some, or raise user_clients or max_clients in kvd.conf",
-                                     c->peer.uid, c->user->n_attached);
+                return client_refuse(
+                        c, -EUSERS,
+                        "user %u has %u connections, and the rest is reserved for other users; "
+                        "close some, or raise user_clients or max_clients in kvd.conf",
+                        c->peer.uid, c->user->n_attached);
         return 0;
 }
 
@@ -143,8 +144,8 @@ static void begin_session(struct client *c, struct kvd_slice name) {
         c->user->n_attached++;
         c->admin = is_admin(c);
         choose_name(c, name);
-        log_debug("client %u ('%s', process %d, user %u) of domain %s attached", c->number,
-                  c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
+        log_debug("client %u ('%s', process %d, user %u) of domain %s attached", c->number, c->name,
+                  c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
 static int admit(struct client *c, const struct kvd_msg *request) {

@@ -78,7 +78,7 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
                 return client_make_way(c, domain, NULL, r);
         if (*created)
                 log_limited(LOG_INFO, "space '%s' of domain %s was made", spec.name,
-                         domain_config(domain)->name);
+                            domain_config(domain)->name);
         return 0;
 }
 
@@ -197,7 +197,7 @@ int handle_space_set(struct client *c, const struct kvd_msg *request, struct cal
         if (m->check)
                 return 0;
         log_limited(LOG_INFO, "client %u of domain %s set %s = %s of space '%s'", c->number,
-                 domain_config(c->domain)->name, key, value, space_name(call->space));
+                    domain_config(c->domain)->name, key, value, space_name(call->space));
         return 0;
 }
 
@@ -227,7 +227,7 @@ int handle_space_delete(struct client *c, const struct kvd_msg *request, struct 
                 return client_store_failed(c, r);
         worker_look(c->server->worker); /* the worker has the space's memory mapped */
         log_limited(LOG_INFO, "client %u of domain %s deleted space '%s' of domain %s", c->number,
-                 domain_config(c->domain)->name, name, of);
+                    domain_config(c->domain)->name, name, of);
         call->reply.space_delete_reply.erasing = store_disk_erasing(c->server->store, of, name);
         return 0;
 }

@@ -85,9 +85,10 @@ static int take_all(struct activation *a, long n, const char *names) {
 
 static int check(const struct activation *a, long n, struct kvd_why *why) {
         if (a->listen < 0 && a->n == 0)
-                return kvd_refuse(why, -EINVAL,
-                                  "none of the %ld descriptors handed over is called 'listen'; write FileDescriptorName=listen in the socket unit",
-                                  n);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "none of the %ld descriptors handed over is called 'listen'; write FileDescriptorName=listen in the socket unit",
+                        n);
         if (a->listen >= 0 && !is_listening(a->listen))
                 return kvd_refuse(why, -EINVAL,
                                   "the descriptor called 'listen' is not a listening seqpacket "

@@ -45,26 +45,26 @@
 #define NOTIFY_WAIT_MS 1000
 
 struct daemon {
-        struct config config;         /* owned */
+        struct config config; /* owned */
         struct backend backend;
-        struct loop *loop;            /* owned */
-        struct store *store;          /* owned */
-        uint64_t trimmed;             /* number of deleted spaces whose memory was returned */
-        struct server *server;        /* owned */
-        struct disk_owner *disk;      /* owned; NULL: there is no file tier */
+        struct loop *loop;       /* owned */
+        struct store *store;     /* owned */
+        uint64_t trimmed;        /* number of deleted spaces whose memory was returned */
+        struct server *server;   /* owned */
+        struct disk_owner *disk; /* owned; NULL: there is no file tier */
         struct host_tier host_tier;
-        struct remote_owner *remote;  /* owned; NULL: there is no remote tier */
-        struct listener listener;     /* owned */
-        struct notify notify;         /* owned */
-        struct keep keep;             /* owned */
+        struct remote_owner *remote; /* owned; NULL: there is no remote tier */
+        struct listener listener;    /* owned */
+        struct notify notify;        /* owned */
+        struct keep keep;            /* owned */
         struct loop_timer watchdog;
         struct gpu_clear gpu_clear;
         bool ending;
-        pid_t parent;                 /* with --private: the daemon ends with it; else 0 */
-        struct loop_source signals;   /* its fd is owned; -1 */
-        struct loop_source stop;      /* its fd is owned; -1 */
+        pid_t parent;               /* with --private: the daemon ends with it; else 0 */
+        struct loop_source signals; /* its fd is owned; -1 */
+        struct loop_source stop;    /* its fd is owned; -1 */
         struct reload reload;
-        uint64_t failed_reloads;      /* since the last one that worked */
+        uint64_t failed_reloads; /* since the last one that worked */
 };
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -93,9 +93,10 @@ static int try_memory(struct kvd_why *why) {
         int r = shared_file_new("kvd-start", 1, SHARED_MAPPED | SHARED_ONE_WRITER, &file), twin;
 
         if (r < 0)
-                return kvd_refuse(why, r,
-                                  "memory cannot be shared: %s; kvd needs memfd_create with seals (Linux 5.1)",
-                                  strerror(-r));
+                return kvd_refuse(
+                        why, r,
+                        "memory cannot be shared: %s; kvd needs memfd_create with seals (Linux 5.1)",
+                        strerror(-r));
         twin = shared_file_for_reading(file.fd);
         shared_file_close(&file);
         if (twin == -ENOSYS)
@@ -117,8 +118,10 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
                                       .overhead_bytes = d->config.overhead,
                                       .max_files = files_of_spaces(&d->config),
                                       .reserve_bytes = d->config.reserve,
-                                      .quarantine_ns = d->backend.backend == KVD_BACKEND_HOST ? 0 :
-                                                       d->config.quarantine_ms * UINT64_C(1000000),
+                                      .quarantine_ns = d->backend.backend == KVD_BACKEND_HOST ?
+                                                               0 :
+                                                               d->config.quarantine_ms *
+                                                                       UINT64_C(1000000),
                                       .backend = d->backend.backend,
                                       .cuda = d->backend.cuda,
                                       .device = d->backend.ordinal,
@@ -146,18 +149,19 @@ static void warn_of_limit(const struct config *config) {
         if (memory_limit_exceeded(&limit, config->pool, &why))
                 log_warning("%s", why.line);
         else if (config->pool > memory_usable(""))
-                log_warning("pool = %lluM is more than the memory of this machine (%lluM): the kernel will kill processes when that much is used",
-                            (unsigned long long)(config->pool >> 20),
-                            (unsigned long long)(memory_usable("") >> 20));
+                log_warning(
+                        "pool = %lluM is more than the memory of this machine (%lluM): the kernel will kill processes when that much is used",
+                        (unsigned long long)(config->pool >> 20),
+                        (unsigned long long)(memory_usable("") >> 20));
 }
 
 static int choose_backend(struct daemon *d, struct kvd_why *why) {
         int r = backend_choose(&d->config, &d->backend);
 
         if (r < 0)
-                return kvd_refuse(why, r,
-                                  "the GPU backend is not available: %s; set backend = host, or auto",
-                                  d->backend.why.line);
+                return kvd_refuse(
+                        why, r, "the GPU backend is not available: %s; set backend = host, or auto",
+                        d->backend.why.line);
         log_info("backend %s: %s%s%s", backend_name(d->backend.backend), d->backend.device,
                  d->backend.device[0] ? ", " : "", d->backend.why.line);
         r = backend_size_pool(&d->backend, &d->config, why);
@@ -287,7 +291,8 @@ static int prepare_memory(struct daemon *d, struct kvd_why *why) {
                 return kvd_refuse(why, r, "%s", store_why(d->store));
         if (d->backend.backend == KVD_BACKEND_HOST)
                 return 0;
-        d->gpu_clear = (struct gpu_clear){.loop = d->loop, .store = d->store,
+        d->gpu_clear = (struct gpu_clear){.loop = d->loop,
+                                          .store = d->store,
                                           .child = server_memory_maker(d->server)};
         r = gpu_clear_wait(&d->gpu_clear, why);
         return d->ending ? 0 : r;
@@ -312,9 +317,10 @@ static struct domain *domain_of_user(struct keep *keep, const char *name) {
 
 static void say_short(int spaces) {
         if (spaces > 0)
-                log_warning("%d spaces cannot grow to the size that they may have, since their indexes were made for less; "
-                            "delete them, or give them max_blocks",
-                            spaces);
+                log_warning(
+                        "%d spaces cannot grow to the size that they may have, since their indexes were made for less; "
+                        "delete them, or give them max_blocks",
+                        spaces);
 }
 
 /* Takes over the previous daemon's spaces. All of it is checked, since others could write it. */
@@ -339,7 +345,7 @@ int daemon_listen(struct daemon *d, struct activation *handed, const struct iden
 
         d->listener.fd = STEAL_FD(handed->listen);
         r = d->listener.fd < 0 ? listener_open_as(&d->listener, &d->config, identity, why) :
-                     identity_take(identity, why);
+                                 identity_take(identity, why);
         if (r < 0)
                 return r;
         adopt(d, handed);
@@ -374,8 +380,9 @@ static uint64_t size_allowed(struct daemon *d, const struct config *next) {
 
         if (next->pool <= most || d->backend.backend != KVD_BACKEND_HOST)
                 return next->pool;
-        log_warning("pool = %lluM is more than pool_most, as it was at the start (%lluM): the rest takes effect when kvd is restarted",
-                    (unsigned long long)(next->pool >> 20), (unsigned long long)(most >> 20));
+        log_warning(
+                "pool = %lluM is more than pool_most, as it was at the start (%lluM): the rest takes effect when kvd is restarted",
+                (unsigned long long)(next->pool >> 20), (unsigned long long)(most >> 20));
         return most;
 }
 

@@ -22,8 +22,8 @@ void daemon_freep(struct daemon **daemon);
  * Opens the configured socket, unless one was handed over, and becomes the user of identity. Then
  * takes over the spaces of the previous daemon, and accepts clients.
  */
-int daemon_listen(struct daemon *daemon, struct activation *handed,
-                  const struct identity *identity, struct kvd_why *why);
+int daemon_listen(struct daemon *daemon, struct activation *handed, const struct identity *identity,
+                  struct kvd_why *why);
 
 /*
  * SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller must have

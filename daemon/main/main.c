@@ -91,7 +91,7 @@ static void tell_ready(int fd) {
 
 /* State before the daemon, or its keeper, runs. */
 struct start {
-        struct config config;     /* owned, until daemon_new takes it over */
+        struct config config; /* owned, until daemon_new takes it over */
         struct identity identity;
         struct activation handed; /* owned */
 };
@@ -139,7 +139,8 @@ static int serve(struct daemon *daemon, const struct options *options, struct st
         if (daemon_listen(daemon, &s->handed, &s->identity, &why) < 0)
                 return fail(EXIT_SYSTEM, why.line);
         log_info("kvd " KVD_PROJECT_VERSION " serves %s (%s)",
-                 is_handed ? "the socket of its service manager" : socket, daemon_loop_name(daemon));
+                 is_handed ? "the socket of its service manager" : socket,
+                 daemon_loop_name(daemon));
         tell_ready(options->ready_fd);
         return daemon_run(daemon) < 0 ? EXIT_SYSTEM : EXIT_CLEAN;
 }
@@ -188,9 +189,8 @@ static int keep(const struct options *options, struct start *s, int argc, char *
         if (r < 0)
                 kvd_refuse(&why, r, "kvd cannot be started: %s", strerror(-r));
         else
-                r = listener.fd < 0 ?
-                            listener_open_as(&listener, &s->config, &s->identity, &why) :
-                            identity_take(&s->identity, &why);
+                r = listener.fd < 0 ? listener_open_as(&listener, &s->config, &s->identity, &why) :
+                                      identity_take(&s->identity, &why);
         config_clear(&s->config);
         if (r < 0)
                 return fail(EXIT_SYSTEM, why.line);
@@ -264,19 +264,11 @@ int main(int argc, char **argv) {
                 return EXIT_CONFIG;
         }
         switch (options.action) {
-        case OPTIONS_PRINT_CONFIG:
-                config_print(stdout);
-                return end_output();
-        case OPTIONS_CHECK_CONFIG:
-                return check(&options);
-        case OPTIONS_VERSION:
-                puts("kvd " KVD_PROJECT_VERSION);
-                return end_output();
-        case OPTIONS_HELP:
-                options_print_help(stdout);
-                return end_output();
-        case OPTIONS_RUN:
-                break;
+        case OPTIONS_PRINT_CONFIG: config_print(stdout); return end_output();
+        case OPTIONS_CHECK_CONFIG: return check(&options);
+        case OPTIONS_VERSION: puts("kvd " KVD_PROJECT_VERSION); return end_output();
+        case OPTIONS_HELP: options_print_help(stdout); return end_output();
+        case OPTIONS_RUN: break;
         }
         return begin(&options, parent, argc, argv);
 }

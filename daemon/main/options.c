@@ -20,10 +20,11 @@ enum { CONFIG = KVD_OPTION_OWN, SHORTHAND, SET, ACTION }; /* kinds of our own */
 /* The same as --set daemon.NAME=VALUE. */
 #define SHORT(name, value, text) \
         { \
-                #name, 0, value, "the same as --set daemon." #name "=" value text, \
+#name, 0, value, "the same as --set daemon." #name "=" value text, \
                         .kind = SHORTHAND, .at = AT(name) \
         }
-#define DOES(name, letter, action, text) {name, letter, NULL, text, .kind = ACTION, .least = action}
+#define DOES(name, letter, action, text) \
+        { name, letter, NULL, text, .kind = ACTION, .least = action }
 
 static const struct kvd_option table[] = {
         {"config", 0, "FILE", "read this configuration", .kind = CONFIG},
@@ -63,9 +64,10 @@ void options_print_help(FILE *to) {
 
 static int add_set(struct options *o, const char *assignment, struct kvd_why *why) {
         if (o->n_set == OPTIONS_MAX_SET)
-                return kvd_refuse(why, -EINVAL,
-                                  "more than %u settings on the command line; write a file and give it with --config",
-                                  OPTIONS_MAX_SET);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "more than %u settings on the command line; write a file and give it with --config",
+                        OPTIONS_MAX_SET);
         o->set[o->n_set++] = assignment;
         return 0;
 }
@@ -97,15 +99,10 @@ static int take_config(struct options *o, const struct kvd_option *option, const
 static int take(struct options *o, const struct kvd_option *option, const char *value,
                 struct kvd_why *why) {
         switch (option->kind) {
-        case CONFIG:
-                return take_config(o, option, value, why);
-        case SHORTHAND:
-                return add_shorthand(o, option, value, why);
-        case SET:
-                return add_set(o, value, why);
-        case ACTION:
-                o->action = (enum options_action)option->least;
-                return 0;
+        case CONFIG: return take_config(o, option, value, why);
+        case SHORTHAND: return add_shorthand(o, option, value, why);
+        case SET: return add_set(o, value, why);
+        case ACTION: o->action = (enum options_action)option->least; return 0;
         }
         if (option->at == AT(instance_number))
                 o->instance = value;
@@ -145,9 +142,10 @@ void options_of_kept(int argc, char **argv, char **to) {
 static int make_private(const char *dir, struct config *config, struct kvd_why *why) {
         if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >=
             (int)sizeof config->socket)
-                return kvd_refuse(why, -EINVAL,
-                                  "--private: the folder's path is too long for a socket; at most %zu bytes",
-                                  sizeof config->socket - sizeof "/kvd.sock");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "--private: the folder's path is too long for a socket; at most %zu bytes",
+                        sizeof config->socket - sizeof "/kvd.sock");
         config->socket_mode = 0600;
         config->socket_group = UINT32_MAX;
         config->own_user_only = true;
@@ -165,8 +163,9 @@ static int put_instance(const struct options *o, struct config *config, struct k
         n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket,
                      o->instance, at + 2);
         if (n >= (int)sizeof path)
-                return kvd_refuse(why, -EINVAL,
-                                  "socket: the path with its instance number has more than 107 bytes; shorten it");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "socket: the path with its instance number has more than 107 bytes; shorten it");
         memcpy(config->socket, path, (size_t)n + 1);
         return 0;
 }

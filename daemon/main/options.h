@@ -20,16 +20,16 @@ enum options_action {
 
 struct options {
         enum options_action action;
-        const char *config;      /* NULL: defaults only */
+        const char *config; /* NULL: defaults only */
         bool config_optional;
         const char *instance; /* as given */
         uint32_t instance_number;
-        const char *private_dir; /* NULL: not private */
+        const char *private_dir;          /* NULL: not private */
         const char *set[OPTIONS_MAX_SET]; /* "section.key=value", in the order given */
         unsigned n_set;
         /* --socket and other shorthands, as such assignments */
         char socket[128], user[128], pool[128], backend[128], device[128];
-        int ready_fd;            /* -1: none */
+        int ready_fd; /* -1: none */
         bool keep;
 };
 

@@ -73,6 +73,7 @@ int private_prepare(const char *folder, pid_t parent, struct kvd_why *why) {
         r = bind_to_parent(parent);
         if (r == -ESRCH)
                 return kvd_refuse(why, r, "--private: the process that started kvd has ended");
-        return r < 0 ? kvd_refuse(why, r, "--private: kvd would outlive its parent: %s", strerror(-r)) :
+        return r < 0 ? kvd_refuse(why, r, "--private: kvd would outlive its parent: %s",
+                                  strerror(-r)) :
                        0;
 }

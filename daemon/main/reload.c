@@ -47,7 +47,8 @@ static void thread_done(struct loop_source *source, short revents) {
         }
         config_clear(&reload->next);
         if (!reload_begin(reload))
-                reload->loaded(reload, kvd_refuse(&reload->why, -EAGAIN, "no thread can be started"),
+                reload->loaded(reload,
+                               kvd_refuse(&reload->why, -EAGAIN, "no thread can be started"),
                                &reload->next, &reload->why);
 }
 

@@ -22,8 +22,8 @@ struct reload {
 
         struct loop_source done; /* its fd is owned; -1 */
         pthread_t thread;
-        bool runs, again;        /* again: requested once more since it began */
-        struct config next;      /* belongs to the thread until it is done */
+        bool runs, again;   /* again: requested once more since it began */
+        struct config next; /* belongs to the thread until it is done */
         struct kvd_why why;
         int r;
 };

@@ -16,8 +16,8 @@
  * the text of why, or of the errno if why is empty. Positive: the process cannot continue, and ends
  * with this errno. Descriptors that are left in fds are closed afterwards.
  */
-typedef int asked_answer(const struct kvd_msg *question, struct kvd_fds *fds,
-                         struct kvd_msg *reply, struct kvd_why *why);
+typedef int asked_answer(const struct kvd_msg *question, struct kvd_fds *fds, struct kvd_msg *reply,
+                         struct kvd_why *why);
 
 /*
  * From now on the process ends with its owner, and ignores a terminal's signals. name: of the

@@ -40,8 +40,8 @@ static void close_socket(struct client *c) {
 }
 
 static int watch_process(struct client *c) {
-        c->process = (struct loop_source){
-                .fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
+        c->process =
+                (struct loop_source){.fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
         return loop_add(c->server->loop, &c->process);
 }
 
@@ -205,10 +205,11 @@ static bool held_by_child(const struct client *c) {
 }
 
 static void log_held(const struct client *c) {
-        log_limited(LOG_INFO,
-                    "client %u ('%s', process %d, user %u) of domain %s died, and a process that it "
-                    "forked keeps its GPU work going: its blocks stay in quarantine",
-                    c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
+        log_limited(
+                LOG_INFO,
+                "client %u ('%s', process %d, user %u) of domain %s died, and a process that it "
+                "forked keeps its GPU work going: its blocks stay in quarantine",
+                c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
 /* Ends the client a whole quarantine after the last check that found a child with a connection. */
@@ -370,7 +371,8 @@ static int attach(struct client *c, struct space *space, struct attachment **ret
         return r;
 }
 
-int client_make_way(struct client *c, struct domain *domain, const struct space *except, int error) {
+int client_make_way(struct client *c, struct domain *domain, const struct space *except,
+                    int error) {
         int r = store_make_way(domain, except, error);
 
         return r == -EINPROGRESS ? CLIENT_LATER : client_store_failed(c, r);

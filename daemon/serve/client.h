@@ -32,33 +32,33 @@ struct client_space {
 
 struct client {
         struct server *server;
-        struct client *next;         /* in the list of unused seats, or of half-open clients */
+        struct client *next; /* in the list of unused seats, or of half-open clients */
         enum client_state state;
-        bool admin, closing;         /* closing: after the reply */
-        bool listed;                 /* a [domain] of the configuration lists its user */
-        bool may_bring_fds;          /* see closer.h */
-        bool gone;                   /* the process has ended; kept for its team (mates.h) */
-        uint8_t team[TEAM_BYTES];    /* name of its team; all zeros if none */
-        uint32_t number;             /* smallest number that was free in its domain */
+        bool admin, closing;      /* closing: after the reply */
+        bool listed;              /* a [domain] of the configuration lists its user */
+        bool may_bring_fds;       /* see closer.h */
+        bool gone;                /* the process has ended; kept for its team (mates.h) */
+        uint8_t team[TEAM_BYTES]; /* name of its team; all zeros if none */
+        uint32_t number;          /* smallest number that was free in its domain */
         struct domain *domain;
         struct peer peer;
-        struct user *user;           /* user of the peer's process */
+        struct user *user; /* user of the peer's process */
         struct turns_place place;
         void (*end)(struct client *); /* set after its process ended; called in its next turn */
-        struct loop_source socket;   /* its fd is owned; -1: closed */
-        struct loop_source process;  /* of peer.pidfd */
+        struct loop_source socket;    /* its fd is owned; -1: closed */
+        struct loop_source process;   /* of peer.pidfd */
         struct loop_timer quarantine; /* waits for GPU work of a process that has ended */
-        bool held;                   /* in quarantine: the last check found a child's connection */
-        void *late;                  /* owned; a request that was put off (requests.c), or NULL */
+        bool held;                    /* in quarantine: the last check found a child's connection */
+        void *late;                   /* owned; a request that was put off (requests.c), or NULL */
         size_t late_bytes;
-        int64_t room;                /* bytes of replies that the socket will certainly accept */
+        int64_t room; /* bytes of replies that the socket will certainly accept */
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;
-        uint32_t followed;           /* 1 + number of the space that it follows; 0 if none */
+        uint32_t followed; /* 1 + number of the space that it follows; 0 if none */
         /* bitmaps of spaces[]: in use; rings to look at; rings polled in rounds (told, rounds.h) */
         uint64_t used, rings, told;
-        struct kvd_list_node round;  /* in rounds.clients: its rings are polled */
-        bool posted;                 /* in the rounds: it has posted recently */
+        struct kvd_list_node round; /* in rounds.clients: its rings are polled */
+        bool posted;                /* in the rounds: it has posted recently */
         struct client_space spaces[CLIENT_SPACES];
         char name[64];
 };

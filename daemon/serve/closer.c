@@ -85,7 +85,8 @@ static timer_t make_nudge(void) {
 }
 
 static void close_slowly(timer_t timer, int fd) {
-        const struct itimerspec on = {.it_value.tv_nsec = NUDGE_NS, .it_interval.tv_nsec = NUDGE_NS},
+        const struct itimerspec on = {.it_value.tv_nsec = NUDGE_NS,
+                                      .it_interval.tv_nsec = NUDGE_NS},
                                 off = {0};
 
         timer_settime(timer, 0, &on, NULL);

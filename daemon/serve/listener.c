@@ -90,8 +90,8 @@ static int remove_stale(const char *path, const struct kvd_address *address, str
         if (lstat(path, &st) < 0)
                 return 0; /* no file, or bind will report the error */
         if (!S_ISSOCK(st.st_mode))
-                return kvd_refuse(why, -EADDRINUSE,
-                                  "%s: exists and is not a socket; move it away", path);
+                return kvd_refuse(why, -EADDRINUSE, "%s: exists and is not a socket; move it away",
+                                  path);
         if (st.st_uid != geteuid() && geteuid() != 0)
                 return kvd_refuse(why, -EADDRINUSE,
                                   "%s: exists and belongs to user %u; use another path", path,
@@ -131,9 +131,10 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
         if (is_file && lstat(path, &l->file) == 0)
                 memcpy(l->path, path, strlen(path));
         if (is_file && (owner & group) != UINT32_MAX && sys->lchown(path, owner, group) < 0)
-                return kvd_refuse(why, -errno,
-                                  "%s: cannot be given to group %u: %s; add the daemon's user to it",
-                                  path, group, strerror(errno));
+                return kvd_refuse(
+                        why, -errno,
+                        "%s: cannot be given to group %u: %s; add the daemon's user to it", path,
+                        group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
                 return kvd_refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
         return 0;

@@ -13,8 +13,8 @@
 struct peer {
         pid_t pid; /* 0: in a pid namespace that the daemon does not see */
         uid_t uid;
-        int pidfd; /* owned; readable when the process is gone; -1: not available */
-        bool lifeline; /* pidfd is the reading end of a lifeline */
+        int pidfd;        /* owned; readable when the process is gone; -1: not available */
+        bool lifeline;    /* pidfd is the reading end of a lifeline */
         uint64_t process; /* the same for all connections of one process only; see process_of */
         uint32_t groups[PEER_MAX_GROUPS]; /* the primary group first */
         uint32_t n_groups;

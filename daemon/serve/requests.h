@@ -11,6 +11,6 @@
 #include "daemon/serve/turns.h"
 
 void request_came(struct loop_source *source, short revents); /* source: a client's socket */
-bool request_serve(struct turns_place *place);                  /* place: a client's */
+bool request_serve(struct turns_place *place);                /* place: a client's */
 
 #endif

@@ -12,7 +12,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define MANY 4u    /* messages within ROUND_NS that make rounds begin */
+#define MANY 4u /* messages within ROUND_NS that make rounds begin */
 /*
  * After every ROUNDS rounds: polling goes on if it has found clients with posts ROUNDS times, and
  * MANY posts each time on average.

@@ -21,12 +21,12 @@ struct client;
 struct rounds {
         struct loop *loop;
         struct turns *turns;
-        struct loop_timer timer;     /* of the next round; set while there are clients */
-        struct kvd_list clients;     /* clients whose rings are polled */
-        uint64_t since_ns;           /* start of the interval in which kicks are counted */
-        uint32_t kicks;              /* messages about posts */
-        uint32_t n, found, posts;    /* since end_some: rounds, clients found with posts, posts */
-        uint64_t rest_ns, again_ns;  /* length of the pause without rounds, and its end */
+        struct loop_timer timer;    /* of the next round; set while there are clients */
+        struct kvd_list clients;    /* clients whose rings are polled */
+        uint64_t since_ns;          /* start of the interval in which kicks are counted */
+        uint32_t kicks;             /* messages about posts */
+        uint32_t n, found, posts;   /* since end_some: rounds, clients found with posts, posts */
+        uint64_t rest_ns, again_ns; /* length of the pause without rounds, and its end */
 };
 
 void rounds_init(struct rounds *rounds, struct loop *loop, struct turns *turns);

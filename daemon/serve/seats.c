@@ -53,7 +53,10 @@ struct client *seats_take(struct seats *s) {
 void seats_leave(struct seats *s, struct client *client) {
         if (client->user)
                 client->user->n_connections--;
-        *client = (struct client){.server = client->server, .next = s->unused, .socket.fd = -1, .peer.pidfd = -1};
+        *client = (struct client){.server = client->server,
+                                  .next = s->unused,
+                                  .socket.fd = -1,
+                                  .peer.pidfd = -1};
         s->unused = client;
 }
 

@@ -12,9 +12,9 @@
 #include "daemon/base/loop.h"
 #include "daemon/serve/turns.h"
 
-#define SEATS_ADMIN 4u            /* reserved for root and admins, beyond max_clients */
-#define SEATS_HALF_OPEN 64u       /* connections that have not attached yet */
-#define SEATS_USER_HALF_OPEN 32u  /* of one user */
+#define SEATS_ADMIN 4u                       /* reserved for root and admins, beyond max_clients */
+#define SEATS_HALF_OPEN 64u                  /* connections that have not attached yet */
+#define SEATS_USER_HALF_OPEN 32u             /* of one user */
 #define SEATS_ATTACH_NS UINT64_C(1000000000) /* a connection has this long to attach */
 
 struct client;
@@ -27,16 +27,16 @@ struct user {
 };
 
 struct seats {
-        struct client *clients;      /* owned; n of them, used or not */
+        struct client *clients; /* owned; n of them, used or not */
         uint32_t n;
-        struct user *users;          /* owned; n of them */
-        struct client *unused;       /* list of unused seats */
-        struct client *half_open;    /* list, oldest first */
+        struct user *users;       /* owned; n of them */
+        struct client *unused;    /* list of unused seats */
+        struct client *half_open; /* list, oldest first */
         uint32_t n_half_open;
         /* including orphans, whose connection is closed but whose process may still run */
         uint32_t n_attached;
         struct loop *loop;
-        struct loop_timer deadline;  /* of the oldest half-open one */
+        struct loop_timer deadline; /* of the oldest half-open one */
 };
 
 uint32_t seats_needed(const struct config *config);

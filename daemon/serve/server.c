@@ -239,7 +239,8 @@ static void accept_one(struct loop_source *source, short revents) {
 
 int server_listen(struct server *server, int fd) {
         if (!closer_forbid_fds(fd))
-                log_debug("Linux before 6.16: descriptors that clients send are closed by a thread");
+                log_debug(
+                        "Linux before 6.16: descriptors that clients send are closed by a thread");
         server->listening = (struct loop_source){.fd = fd, .events = POLLIN, .ready = accept_one};
         return loop_add(server->loop, &server->listening);
 }

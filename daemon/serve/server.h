@@ -26,16 +26,16 @@ struct server {
         const struct config *config; /* its contents change on reload */
         struct loop *loop;
         struct store *store;
-        const struct backend *backend;       /* NULL: host memory */
-        const struct keep *keep;             /* NULL: no keeper of descriptors */
-        struct kvd_decoder *decoder; /* owned */
-        struct scratch *scratch;     /* owned */
-        struct worker *worker;       /* owned */
-        struct exporter *exporter;   /* owned; NULL: the pool has no exporter */
+        const struct backend *backend; /* NULL: host memory */
+        const struct keep *keep;       /* NULL: no keeper of descriptors */
+        struct kvd_decoder *decoder;   /* owned */
+        struct scratch *scratch;       /* owned */
+        struct worker *worker;         /* owned */
+        struct exporter *exporter;     /* owned; NULL: the pool has no exporter */
 
-        struct closer *closer;       /* owned */
+        struct closer *closer; /* owned */
         struct loop_source listening;
-        struct loop_timer retry;     /* next attempt after accept failed */
+        struct loop_timer retry; /* next attempt after accept failed */
         /* owned; closed to accept and refuse a connection when no descriptors are left */
         int spare;
 
@@ -44,7 +44,7 @@ struct server {
         struct rounds rounds;
         struct shared_pages pages;
 
-        uid_t overflow_uid;          /* see ipc/base/user.h */
+        uid_t overflow_uid; /* see ipc/base/user.h */
         uint64_t started_ns, instance;
         uint64_t requests, request_errors, bad_frames;
 };

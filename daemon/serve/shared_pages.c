@@ -43,7 +43,8 @@ static void look_at_pins(struct loop_timer *timer) {
         if (again == STORE_DONE)
                 return;
         loop_want_idle(p->loop);
-        loop_timer_set(p->loop, timer, again == STORE_SOON ? sys_now_ns() + SOON_NS : next_look_ns());
+        loop_timer_set(p->loop, timer,
+                       again == STORE_SOON ? sys_now_ns() + SOON_NS : next_look_ns());
 }
 
 void shared_pages_init(struct shared_pages *p, struct loop *loop, struct store *store) {

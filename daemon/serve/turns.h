@@ -28,9 +28,9 @@ struct turns_place {
 };
 
 struct turns {
-        struct kvd_list users;     /* with waiting connections; lowest cost first */
-        uint64_t now_ns;           /* virtual time: cost_ns of the user served last */
-        uint64_t cpu_ns;           /* CPU time of this thread, approximately; 0: not measured */
+        struct kvd_list users; /* with waiting connections; lowest cost first */
+        uint64_t now_ns;       /* virtual time: cost_ns of the user served last */
+        uint64_t cpu_ns;       /* CPU time of this thread, approximately; 0: not measured */
         /* Serves one request. True: the place waits for another turn. */
         bool (*serve)(struct turns_place *place);
 };

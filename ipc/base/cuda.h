@@ -17,60 +17,60 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef int cu_result;          /* CUresult */
-typedef int cu_device;          /* CUdevice: an ordinal among the visible ones */
-typedef uint64_t cu_address;    /* CUdeviceptr */
-typedef uint64_t cu_memory;     /* CUmemGenericAllocationHandle */
+typedef int cu_result;       /* CUresult */
+typedef int cu_device;       /* CUdevice: an ordinal among the visible ones */
+typedef uint64_t cu_address; /* CUdeviceptr */
+typedef uint64_t cu_memory;  /* CUmemGenericAllocationHandle */
 typedef void *cu_context, *cu_stream, *cu_event, *cu_library, *cu_kernel, *cu_function;
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 enum { /* cu_result */
-        CU_OK = 0,
-        CU_INVALID_VALUE = 1,
-        CU_OUT_OF_MEMORY = 2,
-        CU_NOT_INITIALIZED = 3,
-        CU_NO_DEVICE = 100,
-        CU_INVALID_DEVICE = 101,
-        CU_INVALID_IMAGE = 200,
-        CU_INVALID_CONTEXT = 201,
-        CU_NO_BINARY_FOR_GPU = 209,
-        CU_UNSUPPORTED_PTX = 222,
-        CU_INVALID_HANDLE = 400,
-        CU_NOT_FOUND = 500,
-        CU_NOT_READY = 600,
-        CU_ILLEGAL_ADDRESS = 700,
-        CU_ALREADY_REGISTERED = 712,
-        CU_NOT_REGISTERED = 713,
-        CU_NOT_PERMITTED = 800,
-        CU_NOT_SUPPORTED = 801,
-        CU_CAPTURE_UNSUPPORTED = 900,
-        CU_CAPTURE_INVALIDATED = 901,
-        CU_CAPTURE_IMPLICIT = 906,
-        CU_UNKNOWN = 999,
+       CU_OK = 0,
+       CU_INVALID_VALUE = 1,
+       CU_OUT_OF_MEMORY = 2,
+       CU_NOT_INITIALIZED = 3,
+       CU_NO_DEVICE = 100,
+       CU_INVALID_DEVICE = 101,
+       CU_INVALID_IMAGE = 200,
+       CU_INVALID_CONTEXT = 201,
+       CU_NO_BINARY_FOR_GPU = 209,
+       CU_UNSUPPORTED_PTX = 222,
+       CU_INVALID_HANDLE = 400,
+       CU_NOT_FOUND = 500,
+       CU_NOT_READY = 600,
+       CU_ILLEGAL_ADDRESS = 700,
+       CU_ALREADY_REGISTERED = 712,
+       CU_NOT_REGISTERED = 713,
+       CU_NOT_PERMITTED = 800,
+       CU_NOT_SUPPORTED = 801,
+       CU_CAPTURE_UNSUPPORTED = 900,
+       CU_CAPTURE_INVALIDATED = 901,
+       CU_CAPTURE_IMPLICIT = 906,
+       CU_UNKNOWN = 999,
 };
 
 enum { /* device attributes */
-        CU_ATTR_WARP_SIZE = 10,
-        CU_ATTR_CLOCK_KHZ = 13,
-        CU_ATTR_MULTIPROCESSORS = 16,
-        CU_ATTR_PCI_BUS = 33,
-        CU_ATTR_PCI_DEVICE = 34,
-        CU_ATTR_L2_BYTES = 38,
-        CU_ATTR_PCI_DOMAIN = 50,
-        CU_ATTR_CAPABILITY_MAJOR = 75,
-        CU_ATTR_CAPABILITY_MINOR = 76,
-        CU_ATTR_SHARED_PER_BLOCK_OPTIN = 97,
-        CU_ATTR_VIRTUAL_MEMORY = 102,
-        CU_ATTR_POSIX_FD = 103,
-        CU_ATTR_STREAM_WAIT_64 = 122,
-        CU_ATTR_MPS_ENABLED = 133,
+       CU_ATTR_WARP_SIZE = 10,
+       CU_ATTR_CLOCK_KHZ = 13,
+       CU_ATTR_MULTIPROCESSORS = 16,
+       CU_ATTR_PCI_BUS = 33,
+       CU_ATTR_PCI_DEVICE = 34,
+       CU_ATTR_L2_BYTES = 38,
+       CU_ATTR_PCI_DOMAIN = 50,
+       CU_ATTR_CAPABILITY_MAJOR = 75,
+       CU_ATTR_CAPABILITY_MINOR = 76,
+       CU_ATTR_SHARED_PER_BLOCK_OPTIN = 97,
+       CU_ATTR_VIRTUAL_MEMORY = 102,
+       CU_ATTR_POSIX_FD = 103,
+       CU_ATTR_STREAM_WAIT_64 = 122,
+       CU_ATTR_MPS_ENABLED = 133,
 };
 
 /* CUmemAllocationHandleType */
 enum { CU_HANDLE_NONE = 0, CU_HANDLE_POSIX_FD = 1 };
-enum { CU_LOCATION_DEVICE = 1 };                                          /* CUmemLocationType */
-enum { CU_ALLOCATION_PINNED = 1 };                                        /* CUmemAllocationType */
+enum { CU_LOCATION_DEVICE = 1 };   /* CUmemLocationType */
+enum { CU_ALLOCATION_PINNED = 1 }; /* CUmemAllocationType */
 enum { CU_ACCESS_NONE = 0, CU_ACCESS_READ = 1, CU_ACCESS_READ_WRITE = 3 };
 enum { CU_GRANULARITY_MINIMUM = 0, CU_GRANULARITY_RECOMMENDED = 1 };
 /* cuMemHostRegister */
@@ -80,11 +80,11 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_WRITE_COMBINED = 4 };
 enum { CU_IPC_LAZY_PEER_ACCESS = 1 };
 enum { CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
-enum { CU_NOT_CAPTURING = 0 };                                            /* CUstreamCaptureStatus */
-enum { CU_CAPTURE_MODE_RELAXED = 2 };                                     /* CUstreamCaptureMode */
+enum { CU_NOT_CAPTURING = 0 };        /* CUstreamCaptureStatus */
+enum { CU_CAPTURE_MODE_RELAXED = 2 }; /* CUstreamCaptureMode */
 enum { CU_WAIT_GEQ = 0, CU_WAIT_EQ = 1 };
 enum { CU_WRITE_DEFAULT = 0 };
-enum { CU_FUNC_DYNAMIC_SHARED_BYTES = 8 };                                /* CUfunction_attribute */
+enum { CU_FUNC_DYNAMIC_SHARED_BYTES = 8 }; /* CUfunction_attribute */
 
 #define CU_IPC_HANDLE_BYTES 64u
 #define CU_LEGACY_STREAM ((cu_stream)1)

@@ -17,8 +17,8 @@
 
 /* How clients get a pool's segments; in the index and in `kvctl status`. */
 enum kvd_backend {
-        KVD_BACKEND_HOST = 0,   /* memfds */
-        KVD_BACKEND_VMM = 1,    /* cuMemCreate, POSIX descriptors */
+        KVD_BACKEND_HOST = 0, /* memfds */
+        KVD_BACKEND_VMM = 1,  /* cuMemCreate, POSIX descriptors */
         /* cuMemAlloc, 64-byte handles: one segment per space, writable for all clients */
         KVD_BACKEND_LEGACY = 2,
 };
@@ -26,9 +26,9 @@ enum kvd_backend {
 struct kvd_device {
         const struct kvd_cuda *cuda;
         cu_device ordinal;
-        cu_context context;     /* primary, retained */
+        cu_context context; /* primary, retained */
         struct cu_uuid uuid;
-        size_t granularity;     /* bytes; segment sizes are multiples of it */
+        size_t granularity; /* bytes; segment sizes are multiples of it */
         char why[KVD_DEVICE_WHY];
 };
 

@@ -20,8 +20,7 @@ static const struct {
         uint32_t n;
 } enums[] = {
 #define ROW(name) [KVD_ENUM_##name] = {name##_words, ARRAY_SIZE(name##_words)},
-        KVD_ENUMS(ROW)
-};
+        KVD_ENUMS(ROW)};
 
 const char *kvd_enum_word(enum kvd_enum which, uint32_t number) {
         return number > 0 && number < enums[which].n ? enums[which].words[number] : "?";

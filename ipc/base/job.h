@@ -51,13 +51,12 @@ struct kvd_job {
         uint32_t kind, space; /* enum kvd_job_kind; number of the space */
         uint64_t id;
         uint32_t n_items, n_steps, n_tokens, n_results;
-        uint32_t
-                param[8];     /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
+        uint32_t param[8]; /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
                                  PROFILE: tokens;    COMPARE: bits of the threshold, a float; 0:
                                  memshare.tau_block;    COMPACT: sources, dests, tokens to keep */
-        uint32_t sketch;      /* number of the sketch that came with work_sketch; 0: none */
-        uint32_t turn;        /* enum kvd_job_turn */
-        uint64_t piece;       /* bytes to process before it may pause; 0: it must not pause */
+        uint32_t sketch;   /* number of the sketch that came with work_sketch; 0: none */
+        uint32_t turn;     /* enum kvd_job_turn */
+        uint64_t piece;    /* bytes to process before it may pause; 0: it must not pause */
 };
 
 /*
@@ -76,24 +75,24 @@ enum kvd_job_turn {
 #define KVD_NO_ORDINAL UINT32_MAX
 
 struct kvd_job_item {
-        kvd_ref ref;         /* source; REVIVE: destination */
-        uint64_t checksum;   /* REVIVE, FORGET: XXH3-64 of the exact copy */
-        uint32_t row;        /* row of the summaries */
-        uint32_t to_row;     /* SPILL: row that keeps the summary; REVIVE: row that gets it */
-        uint32_t place;      /* of the exact copy; KVD_NOWHERE: none */
-        uint32_t ordinal;    /* of its first token in the sketch; KVD_NO_ORDINAL: not in it */
-        int32_t position;    /* of its first token when it was written */
+        kvd_ref ref;       /* source; REVIVE: destination */
+        uint64_t checksum; /* REVIVE, FORGET: XXH3-64 of the exact copy */
+        uint32_t row;      /* row of the summaries */
+        uint32_t to_row;   /* SPILL: row that keeps the summary; REVIVE: row that gets it */
+        uint32_t place;    /* of the exact copy; KVD_NOWHERE: none */
+        uint32_t ordinal;  /* of its first token in the sketch; KVD_NO_ORDINAL: not in it */
+        int32_t position;  /* of its first token when it was written */
         uint32_t n_tokens;
         /* REVIVE: KVD_ENTRY_APPROX: from the sketch; COMPARE, COMPACT: KVD_JOB_SOURCE and so on */
         uint32_t flags;
-        uint32_t slot;       /* COMPARE: entry in its sequence's table; the result repeats it */
+        uint32_t slot; /* COMPARE: entry in its sequence's table; the result repeats it */
 };
 
 #define KVD_JOB_SOURCE 1u /* COMPARE: may replace a target; COMPACT: its tokens are packed */
 #define KVD_JOB_TARGET 2u /* COMPARE: may be replaced */
 #define KVD_JOB_DEST 4u   /* COMPACT: receives the packed tokens */
 
-struct kvd_job_step { /* COMPARE */
+struct kvd_job_step {                   /* COMPARE */
         uint32_t first_item, n_items;   /* blocks of the step */
         uint32_t first_token, n_tokens; /* in the job's tokens */
 };
@@ -112,12 +111,12 @@ struct kvd_spilled {
 
 /* A sketch: header, mean key, rows x columns cells of key floats, and as many of value floats. */
 struct kvd_sketch_header {
-        uint32_t state;        /* KVD_SKETCH_IDLE or KVD_SKETCH_BUSY */
+        uint32_t state; /* KVD_SKETCH_IDLE or KVD_SKETCH_BUSY */
         uint32_t rows, columns;
-        uint32_t n_tokens;     /* number of tokens in it; removed ones do not count */
+        uint32_t n_tokens; /* number of tokens in it; removed ones do not count */
         uint64_t salt;
-        uint32_t cell_floats;  /* floats of a cell: layers x kv_heads x head_dim */
-        uint32_t has_mean;     /* 1: the mean key behind this header is frozen */
+        uint32_t cell_floats; /* floats of a cell: layers x kv_heads x head_dim */
+        uint32_t has_mean;    /* 1: the mean key behind this header is frozen */
         uint64_t job; /* number of the last job that changed it or is changing it. If that job was
                          lost, the contents are undefined, whatever the state, until a REBUILD */
         /* 1 + the values of kvreviver.key_mode and kvreviver.hash that the sketch was begun with */

@@ -133,8 +133,7 @@ uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t
                   uint32_t n) {
         uint64_t behind[3] = {handle, root, group};
 
-        return XXH3_64bits_withSeed(tokens, n * sizeof *tokens,
-                                    XXH3_64bits(behind, sizeof behind));
+        return XXH3_64bits_withSeed(tokens, n * sizeof *tokens, XXH3_64bits(behind, sizeof behind));
 }
 
 uint64_t kvd_hint_root(const uint32_t *tokens, uint32_t n_tokens) {

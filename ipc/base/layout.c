@@ -64,9 +64,8 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
                a->memory_off == b->memory_off && a->change_off == b->change_off &&
                a->change_slots == b->change_slots && a->record_off == b->record_off &&
                a->hint_off == b->hint_off && a->hint_slots % KVD_BUCKET_SLOTS == 0 &&
-               a->proof_off == b->proof_off &&
-               a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
-               a->run_words == b->run_words &&
+               a->proof_off == b->proof_off && a->desc_stride == b->desc_stride &&
+               a->run_stride == b->run_stride && a->run_words == b->run_words &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
 

@@ -63,17 +63,17 @@
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
 #define KVD_LAYOUT_VERSION 15u
 
-#define KVD_RUN_BLOCKS 16u       /* blocks in a run: their ids fill one cache line */
+#define KVD_RUN_BLOCKS 16u /* blocks in a run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
 #define KVD_SECRET_BYTES 192u
 
 /* ---- slot word: a block's state and generation ----------------------------------------------- */
 
 enum kvd_state {
-        KVD_ABSENT = 0,   /* the block's segment has no memory */
+        KVD_ABSENT = 0, /* the block's segment has no memory */
         KVD_FREE = 1,
-        KVD_FILLING = 2,  /* owned by one client, which writes it; invisible to others */
-        KVD_SEALED = 3,   /* immutable; readable by all clients of the space */
+        KVD_FILLING = 2, /* owned by one client, which writes it; invisible to others */
+        KVD_SEALED = 3,  /* immutable; readable by all clients of the space */
         /* the daemon checks whether a client pins it; becomes SEALED again, or FREE */
         KVD_RETIRING = 4,
         /* its client has disconnected, but the client's process may still write it */
@@ -122,25 +122,25 @@ struct kvd_key {
 enum kvd_desc_flags {
         /* belongs to a sequence (sequence.h), in no table; depth: position of its first token */
         KVD_DESC_PRIVATE = 1,
-        KVD_DESC_APPROX = 2,  /* private; contents revived from a sketch */
+        KVD_DESC_APPROX = 2,   /* private; contents revived from a sketch */
         KVD_DESC_POISONED = 4, /* its writer died before it wrote the data; in no table */
         /* private; each head holds different tokens, whose ids are not recorded */
         KVD_DESC_COMPACT = 8,
 };
 
 struct kvd_desc {
-        shm_u64 slot;           /* slot word; the version word of the other fields */
-        struct kvd_key key;     /* key of the chain that ends with this block (key.h) */
-        kvd_ref parent;         /* the block before it in its chain, or KVD_ROOT */
-        uint32_t depth;         /* number of blocks before it in its chain */
-        uint16_t n_tokens;      /* if less than block_tokens, the block has no children */
-        uint16_t group;         /* layer group */
+        shm_u64 slot;       /* slot word; the version word of the other fields */
+        struct kvd_key key; /* key of the chain that ends with this block (key.h) */
+        kvd_ref parent;     /* the block before it in its chain, or KVD_ROOT */
+        uint32_t depth;     /* number of blocks before it in its chain */
+        uint16_t n_tokens;  /* if less than block_tokens, the block has no children */
+        uint16_t group;     /* layer group */
         /* causal: salt of the chain; bidirectional: number of tokens of the whole prefix */
         uint64_t root;
-        uint32_t flags;         /* enum kvd_desc_flags */
-        uint32_t semaphore;     /* device spaces, see semaphore.h; 0: the data is there */
+        uint32_t flags;           /* enum kvd_desc_flags */
+        uint32_t semaphore;       /* device spaces, see semaphore.h; 0: the data is there */
         uint64_t semaphore_value; /* host spaces: proof of the fields above and the incarnation */
-        uint32_t tokens[];      /* block_tokens token ids; unused ones are 0 */
+        uint32_t tokens[];        /* block_tokens token ids; unused ones are 0 */
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
               "layout is ABI: bump KVD_LAYOUT_VERSION");
@@ -153,8 +153,8 @@ static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens)
  */
 struct kvd_run {
         shm_u64 leaf;
-        struct kvd_key key;  /* key of the run's tokens and the previous run (key.h) */
-        kvd_ref parent;      /* last block of the previous run, or KVD_ROOT */
+        struct kvd_key key; /* key of the run's tokens and the previous run (key.h) */
+        kvd_ref parent;     /* last block of the previous run, or KVD_ROOT */
         uint32_t group;
         uint32_t pad;         /* must be 0 */
         uint64_t root;        /* as in the blocks' descriptors */
@@ -267,7 +267,7 @@ struct kvd_index {
         uint64_t magic;
         uint32_t version;
         uint32_t header_bytes;
-        uint64_t size;        /* bytes of the whole index */
+        uint64_t size; /* bytes of the whole index */
         /* random ids: [0] of the cache, which may outlive its daemon; [1] of this index */
         uint64_t instance[2];
         struct kvd_shape geometry;
@@ -281,12 +281,12 @@ struct kvd_index {
         uint32_t max_segments;
         uint64_t desc_off, table_off, run_off, run_table_off, memory_off, change_off;
         uint64_t record_off, hint_off;
-        uint64_t proof_off;      /* 0 unless the backend is VMM */
-        uint32_t desc_stride, run_stride; /* bytes */
-        uint32_t run_words;      /* u32 words of a run's packed tokens (pack.h) */
+        uint64_t proof_off;                    /* 0 unless the backend is VMM */
+        uint32_t desc_stride, run_stride;      /* bytes */
+        uint32_t run_words;                    /* u32 words of a run's packed tokens (pack.h) */
         uint32_t table_slots, run_table_slots; /* multiples of KVD_BUCKET_SLOTS */
-        uint32_t change_slots;   /* a power of two */
-        uint32_t hint_slots;     /* multiple of KVD_BUCKET_SLOTS; 0: the space has no file tier */
+        uint32_t change_slots;                 /* a power of two */
+        uint32_t hint_slots; /* multiple of KVD_BUCKET_SLOTS; 0: the space has no file tier */
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
         uint32_t semaphore_rows; /* rows of the semaphore page (semaphore.h); 0 in host spaces */
@@ -294,9 +294,9 @@ struct kvd_index {
 
         /* for the next daemon, see store/cache/adopt.c */
         char name[KVD_NAME_MAX + 1], domain[KVD_NAME_MAX + 1];
-        uint32_t life;           /* number of indexes that the cache has had, including this one */
-        uint32_t max_blocks;     /* as requested; 0: as many as quota and pool allow */
-        uint64_t proof;          /* of the fields above, but for max_blocks and policy */
+        uint32_t life;       /* number of indexes that the cache has had, including this one */
+        uint32_t max_blocks; /* as requested; 0: as many as quota and pool allow */
+        uint64_t proof;      /* of the fields above, but for max_blocks and policy */
 
         /* A word that "moves" is incremented. */
         alignas(64) shm_u32 n_segments; /* number of segments; never decreases */
@@ -313,12 +313,12 @@ struct kvd_index {
         shm_u32 job_epoch;
         /* host spaces: moves when a segment gets another memfd, see kvd_index_memory */
         shm_u32 memory_epoch;
-        shm_u32 n_pages;                /* number of pin pages kept for the next daemon */
-        shm_u32 n_followers;            /* clients note their lookups while this is not 0 */
-        shm_u32 below;                  /* enum kvd_below: tiers that exist and work */
+        shm_u32 n_pages;     /* number of pin pages kept for the next daemon */
+        shm_u32 n_followers; /* clients note their lookups while this is not 0 */
+        shm_u32 below;       /* enum kvd_below: tiers that exist and work */
 
         alignas(64) shm_u64 changes_begun; /* number of changes, see kvd_index_changes, ... */
-        shm_u64 changes;                /* ... and number of those that readers may read */
+        shm_u64 changes;                   /* ... and number of those that readers may read */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 
@@ -390,8 +390,7 @@ enum kvd_latency {
 #define KVD_LATENCY_BUCKETS 32u
 #define KVD_LATENCY_FIRST 6u /* the first bucket ends at 1 << KVD_LATENCY_FIRST ns */
 #define KVD_CLIENT_COUNTERS_ROOM 16u
-#define KVD_CLIENT_WORDS \
-        (KVD_CLIENT_COUNTERS_ROOM + KVD_N_LATENCIES * (1u + KVD_LATENCY_BUCKETS))
+#define KVD_CLIENT_WORDS (KVD_CLIENT_COUNTERS_ROOM + KVD_N_LATENCIES * (1u + KVD_LATENCY_BUCKETS))
 static_assert(KVD_N_CLIENT_COUNTERS <= KVD_CLIENT_COUNTERS_ROOM, "histograms are behind counters");
 
 /* Index of the sum in the page's counters. */
@@ -420,7 +419,7 @@ struct kvd_pinpage {
          * in the client's index, the daemon was replaced and that index is no longer valid.
          */
         shm_u32 epoch;
-        shm_u32 left;                  /* 1: the client has unmapped the space */
+        shm_u32 left; /* 1: the client has unmapped the space */
 
         /* written by the daemon: how much the client may allocate, see store/cache/available.c */
         alignas(64) shm_u64 held_seen; /* value of held when the daemon last scanned the pins */
@@ -431,11 +430,11 @@ struct kvd_pinpage {
         /* ring of struct kvd_asked: number of words begun, and of words complete */
         alignas(64) shm_u64 asked_begun;
         shm_u64 asked;
-        shm_u64 not_noted;             /* lookups not noted, as another thread was noting one */
+        shm_u64 not_noted; /* lookups not noted, as another thread was noting one */
 
         /* number of posts that the client has written */
         alignas(64) shm_u64 posted;
-        shm_u32 kicked;                /* 0, or KVD_KICKED, KVD_KICKED_HARD: see struct kvd_post */
+        shm_u32 kicked; /* 0, or KVD_KICKED, KVD_KICKED_HARD: see struct kvd_post */
         /* written by the daemon: number of posts taken, number of those refused, the last error */
         alignas(64) shm_u64 posts_taken;
         shm_u64 posts_refused;
@@ -494,10 +493,10 @@ static inline uint64_t kvd_asked_off(uint32_t capacity) {
  */
 struct kvd_post {
         kvd_ref block;
-        kvd_ref parent;   /* as in message seal, or a block posted earlier */
-        uint64_t root;    /* as in message seal */
+        kvd_ref parent;      /* as in message seal, or a block posted earlier */
+        uint64_t root;       /* as in message seal */
         uint32_t group, pad; /* pad: must be 0 */
-        uint32_t tokens[]; /* block_tokens of them: only full blocks are posted */
+        uint32_t tokens[];   /* block_tokens of them: only full blocks are posted */
 };
 #define KVD_POSTS 64u
 #define KVD_KICKED 1u

@@ -150,21 +150,14 @@ int kvd_option_store(const struct kvd_option *option, const char *value, void *b
         void *to = (char *)base + option->at;
 
         switch (option->kind) {
-        case KVD_OPTION_BOOL:
-                *(bool *)to = option->most > 0;
-                return 0;
-        case KVD_OPTION_TEXT:
-                *(const char **)to = value;
-                return 0;
-        case KVD_OPTION_YES:
-                return store_word(option, "no yes", value, to, why);
+        case KVD_OPTION_BOOL: *(bool *)to = option->most > 0; return 0;
+        case KVD_OPTION_TEXT: *(const char **)to = value; return 0;
+        case KVD_OPTION_YES: return store_word(option, "no yes", value, to, why);
         case KVD_OPTION_WORD:
                 return store_word(option, option->words ?: option->value, value, to, why);
         case KVD_OPTION_U32:
-        case KVD_OPTION_U64:
-                return store_whole(option, value, to, why);
-        case KVD_OPTION_FLOAT:
-                return store_real(option, value, to, why);
+        case KVD_OPTION_U64: return store_whole(option, value, to, why);
+        case KVD_OPTION_FLOAT: return store_real(option, value, to, why);
         }
         return 0;
 }

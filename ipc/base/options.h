@@ -28,7 +28,7 @@ struct kvd_option {
         int kind;
         size_t at;          /* where its value is stored: offset in the program's struct */
         double least, most; /* range of a number */
-        const char *words;  /* the choices, separated by blanks; NULL: value has them, as in on|off */
+        const char *words;  /* choices, separated by blanks; NULL: value has them, as in on|off */
 };
 
 /* ---- reading --------------------------------------------------------------------------------- */

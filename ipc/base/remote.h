@@ -27,10 +27,10 @@ struct kvd_remote_content {
         char space[KVD_NAME_MAX + 1]; /* name of the space if the geometry has no fingerprint */
 };
 
-#define KVD_REMOTE_ITEMS 64u   /* items of one message, each with one descriptor at most */
+#define KVD_REMOTE_ITEMS 64u    /* items of one message, each with one descriptor at most */
 #define KVD_REMOTE_TOKENS 8192u /* tokens of one message */
-#define KVD_REMOTE_FOUND 512u  /* blocks that one remote_find looks for */
-#define KVD_REMOTE_KEY 32u     /* bytes of a secret */
+#define KVD_REMOTE_FOUND 512u   /* blocks that one remote_find looks for */
+#define KVD_REMOTE_KEY 32u      /* bytes of a secret */
 #define KVD_REMOTE_BYTES (UINT64_C(16) << 20) /* bytes of blocks in one message of several blocks */
 #define KVD_REMOTE_MOST (UINT64_C(128) << 20) /* bytes of a block */
 

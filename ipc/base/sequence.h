@@ -38,10 +38,10 @@ struct kvd_change {
          */
         int32_t delta;
         uint32_t flags; /* enum kvd_entry_flags of the entry after the change */
-        uint32_t row;  /* row of the summaries */
+        uint32_t row;   /* row of the summaries */
         union {
-                float distance;    /* REMAP: distance of the two blocks */
-                uint32_t n_tokens; /* COMPACT: number of tokens in the block */
+                float distance;          /* REMAP: distance of the two blocks */
+                uint32_t n_tokens;       /* COMPACT: number of tokens in the block */
                 uint32_t row_generation; /* LEAVE, ARRIVE: generation in the row's stamp */
         };
 };

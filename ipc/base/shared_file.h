@@ -8,20 +8,20 @@
 #include <stdint.h>
 
 struct shared_file {
-        int fd;         /* owned; -1: none */
-        int fd_ro;      /* owned; second descriptor, can only be mapped read-only; -1: none */
-        void *at;       /* owned read-write mapping; NULL: not mapped */
+        int fd;    /* owned; -1: none */
+        int fd_ro; /* owned; second descriptor, can only be mapped read-only; -1: none */
+        void *at;  /* owned read-write mapping; NULL: not mapped */
         uint64_t bytes;
 };
 
 #define SHARED_FILE_NONE ((struct shared_file){.fd = -1, .fd_ro = -1})
 
 enum shared_file_flags {
-        SHARED_MAPPED = 1,     /* map it: at */
-        SHARED_TWIN = 2,       /* open the second descriptor: fd_ro */
+        SHARED_MAPPED = 1, /* map it: at */
+        SHARED_TWIN = 2,   /* open the second descriptor: fd_ro */
         /* forbid further writable mappings, even through fd */
         SHARED_ONE_WRITER = 4,
-        SHARED_HUGE = 8,       /* use pages of 2 MiB */
+        SHARED_HUGE = 8, /* use pages of 2 MiB */
 };
 
 /* The file reads as zeros. After an error *ret is SHARED_FILE_NONE. -ENOSYS: /proc is missing. */

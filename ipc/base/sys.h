@@ -90,8 +90,8 @@ extern const struct kvd_sys *sys; /* &kvd_sys_real, unless a test has replaced i
 
 bool sys_is_readable(int fd);
 size_t sys_page_bytes(void); /* 4 KiB to 64 KiB */
-uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
-uint64_t sys_cpu_ns(void); /* CPU time of this thread; a system call */
+uint64_t sys_now_ns(void);   /* CLOCK_MONOTONIC */
+uint64_t sys_cpu_ns(void);   /* CPU time of this thread; a system call */
 
 static inline double sys_now_ms(void) {
         return (double)sys_now_ns() / 1e6;

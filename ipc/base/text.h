@@ -65,7 +65,7 @@ const char *kvd_word_at(const char *words, int index, size_t *bytes);
  */
 unsigned kvd_distance(const char *a, const char *b);
 
-struct kvd_nearest { /* to a word that was probably meant otherwise */
+struct kvd_nearest {              /* to a word that was probably meant otherwise */
         const char *given, *name; /* name: NULL if none is near */
         unsigned distance;
 };

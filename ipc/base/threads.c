@@ -28,7 +28,7 @@ struct threads {
         struct member *members; /* owned */
 
         /* written by the caller before a round begins, read by the other threads in the round */
-        threads_work *work;     /* NULL: threads end */
+        threads_work *work; /* NULL: threads end */
         void *data;
 };
 

@@ -24,9 +24,9 @@
                 a_ is b_ ? a_ : b_; \
         })
 
-#define ALIGN_UP(n, to) (((n) + (to) - 1) / (to) * (to))
-#define DIV_UP(n, by) (((n) + (by) - 1) / (by))
-#define container_of(p, type, member) ((type *)((char *)(p) - offsetof(type, member)))
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+#define DIV_UP(n, by) (((n) + (by)-1) / (by))
+#define container_of(p, type, member) ((type *)((char *)(p)-offsetof(type, member)))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 

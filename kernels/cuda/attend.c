@@ -26,11 +26,11 @@ enum {
         TURN = GPU_ATTEND_TILE * GPU_ATTEND_WARPS,
         /* the cost, in turns, of beginning, ending and merging a split */
         SPLIT_COST = 1,
-        WAVES = 4, /* maximum number of waves of thread blocks for the sake of more splits, */
-        MANY_SPLITS = 8,      /* unless there are fewer splits than this */
-        NEAR = 32,            /* take more splits if the time grows by at most a 32nd */
+        WAVES = 4,       /* maximum number of waves of thread blocks for the sake of more splits, */
+        MANY_SPLITS = 8, /* unless there are fewer splits than this */
+        NEAR = 32,       /* take more splits if the time grows by at most a 32nd */
         MOST_COLUMNS = 1 << 30,
-        MOST_ROWS = 65535,    /* maximum grid size in y and z */
+        MOST_ROWS = 65535, /* maximum grid size in y and z */
         MOST_GROUP = 128,
         MOST_DIM = 256,
         ALIGNMENT = 256,
@@ -74,8 +74,9 @@ static int check_cache(struct gpu *gpu, const struct gpu_attend *a) {
                 return refuse(gpu, "attention: %u dimensions, %u KV heads of %u query heads",
                               a->dim, a->kv_heads, a->group);
         if (places % size_of(a->number))
-                return refuse(gpu,
-                              "attention: offsets and strides in a block must be multiples of the element size");
+                return refuse(
+                        gpu,
+                        "attention: offsets and strides in a block must be multiples of the element size");
         if (a->block_tokens == 0 || a->block_tokens > MOST_COLUMNS ||
             a->max_length > MOST_COLUMNS || a->ld_blocks * a->block_tokens < a->max_length)
                 return refuse(gpu, "attention: %u positions, but %llu blocks of %u", a->max_length,
@@ -90,8 +91,9 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
                 return refuse(gpu, "attention: the scale must be above 0");
         if (a->chosen &&
             (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
-                return refuse(gpu,
-                              "attention: lists of chosen positions are too long, or have no lengths");
+                return refuse(
+                        gpu,
+                        "attention: lists of chosen positions are too long, or have no lengths");
         if (a->rotation && (!a->rotations || a->dim % 2))
                 return refuse(gpu, "attention: rotations of %u dimensions", a->dim);
         if ((a->block_mass && a->ld_block_mass * a->block_tokens < a->max_length) ||
@@ -106,8 +108,10 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
 /* ---- which kernel ---- */
 
 #define FORMS(image, type, name) \
-        {GPU_KERNEL_##image##_##type##_64##name, GPU_KERNEL_##image##_##type##_128##name, \
-         GPU_KERNEL_##image##_##type##_256##name}
+        { \
+                GPU_KERNEL_##image##_##type##_64##name, GPU_KERNEL_##image##_##type##_128##name, \
+                        GPU_KERNEL_##image##_##type##_256##name \
+        }
 
 static const enum gpu_kernel narrow[2][3] = {FORMS(attend, f16, _8), FORMS(attend, bf16, _8)},
                              wide[2][3] = {FORMS(attend, f16, _16), FORMS(attend, bf16, _16)},
@@ -373,6 +377,7 @@ int gpu_attend_decode(struct gpu *gpu, cu_stream stream, const struct gpu_attend
 
 int gpu_attend_prefill(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a) {
         if (!a->starts)
-                return refuse(gpu, "attention: a prefill needs starts, the first token of each sequence");
+                return refuse(
+                        gpu, "attention: a prefill needs starts, the first token of each sequence");
         return a->max_tokens == 0 ? 0 : attend(gpu, stream, a);
 }

@@ -30,9 +30,9 @@ struct gpu_attend {
         uint64_t ld_blocks;
         uint64_t k_offset, v_offset;
         uint64_t head_stride, token_stride;
-        uint32_t number;         /* enum kvd_number of keys and values */
+        uint32_t number; /* enum kvd_number of keys and values */
         uint32_t block_tokens;
-        uint32_t dim;            /* 1 to 256 */
+        uint32_t dim;             /* 1 to 256 */
         uint32_t kv_heads, group; /* query head h * group + g uses KV head h; group <= 128 */
 
         /*
@@ -40,25 +40,25 @@ struct gpu_attend {
          * earlier token sees one position less.
          */
         uint32_t n_sequences;
-        uint32_t max_length;     /* maximum of lengths */
-        cu_address lengths;      /* const uint32_t * */
+        uint32_t max_length; /* maximum of lengths */
+        cu_address lengths;  /* const uint32_t * */
         /* prefill only: const uint32_t *; s has tokens [starts[s], starts[s + 1]) */
         cu_address starts;
-        uint32_t max_tokens;     /* prefill: maximum number of tokens of a sequence */
-        uint32_t bidirectional;  /* if not 0, every token sees [0, lengths[s]) */
+        uint32_t max_tokens;    /* prefill: maximum number of tokens of a sequence */
+        uint32_t bidirectional; /* if not 0, every token sees [0, lengths[s]) */
 
         /* Token-sparse: only some of those positions; strictly ascending. */
-        cu_address chosen;       /* const uint32_t *, at (s * kv_heads + h) * ld_chosen */
-        cu_address n_chosen;     /* const uint32_t *, at s * kv_heads + h */
+        cu_address chosen;   /* const uint32_t *, at (s * kv_heads + h) * ld_chosen */
+        cu_address n_chosen; /* const uint32_t *, at s * kv_heads + h */
         uint64_t ld_chosen;
-        uint32_t max_chosen;     /* maximum of n_chosen */
+        uint32_t max_chosen; /* maximum of n_chosen */
 
         /*
          * Queries and results: token i (decode: sequence i), head j is at q + (i * q_token + j *
          * q_head) elements, and likewise for out. q_number, out_number: enum kvd_number.
          */
         uint32_t q_number, out_number;
-        float scale;             /* > 0 */
+        float scale; /* > 0 */
         cu_address q, out;
         uint64_t q_token, q_head, out_token, out_head;
 
@@ -66,7 +66,7 @@ struct gpu_attend {
          * As in kernels/attend.h: the rotation of block b of the table of sequence s is rotation[s
          * * ld_blocks + b].
          */
-        cu_address rotation;         /* const uint32_t *: 0, or 1 + the index of its rotation */
+        cu_address rotation; /* const uint32_t *: 0, or 1 + the index of its rotation */
         /* const float *, [dim] each: cosines, then sines; dim is even */
         cu_address rotations;
 
@@ -87,7 +87,7 @@ struct gpu_attend {
          */
         uint32_t split;
 
-        cu_address workspace;    /* aligned to 256; in use until the launch has completed */
+        cu_address workspace; /* aligned to 256; in use until the launch has completed */
         uint64_t workspace_bytes;
 };
 

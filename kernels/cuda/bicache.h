@@ -16,11 +16,11 @@
  * kernels/bicache.h.
  */
 struct gpu_products {
-        cu_address to;              /* struct kvd_products[planes][tokens] */
-        struct gpu_blocks a, b;     /* all resident */
+        cu_address to;          /* struct kvd_products[planes][tokens] */
+        struct gpu_blocks a, b; /* all resident */
         uint64_t offset, plane_stride, head_stride, token_stride; /* bytes */
         uint32_t planes, heads, tokens, per_block, dim;
-        uint32_t number;            /* enum kvd_number */
+        uint32_t number; /* enum kvd_number */
 };
 
 int gpu_products(struct gpu *gpu, cu_stream stream, const struct gpu_products *a);

@@ -18,10 +18,10 @@
 struct gpu_compact {
         struct gpu_blocks blocks;
         uint64_t offset, layer_stride, plane, head_stride, slot_stride;
-        cu_address index;        /* const uint32_t [layer][head][n] */
+        cu_address index; /* const uint32_t [layer][head][n] */
         uint32_t to, layers, heads, per_block, n;
-        uint32_t bytes;          /* bytes of a token's keys: a multiple of 2 */
-        uint32_t wide;           /* set by the function: copy 16 bytes at a time */
+        uint32_t bytes; /* bytes of a token's keys: a multiple of 2 */
+        uint32_t wide;  /* set by the function: copy 16 bytes at a time */
 };
 
 int gpu_compact(struct gpu *gpu, cu_stream stream, const struct gpu_compact *a);

@@ -65,10 +65,8 @@ static int check(struct gpu *gpu, int status, const char *what) {
                 int status, number;
                 const char *text;
         } known[] = {
-                {1, -ENODEV, "cannot be initialised"},
-                {3, -ENOMEM, "out of device memory"},
-                {7, -EINVAL, "invalid value"},
-                {8, -ENODEV, "not supported on this device"},
+                {1, -ENODEV, "cannot be initialised"}, {3, -ENOMEM, "out of device memory"},
+                {7, -EINVAL, "invalid value"},         {8, -ENODEV, "not supported on this device"},
                 {15, -EOPNOTSUPP, "not supported"},
         };
 

@@ -19,17 +19,17 @@
 #include "kernels/cuda/gpu.h"
 
 enum { /* cudaDataType */
-        CUBLAS_F32 = 0,
-        CUBLAS_F16 = 2,
-        CUBLAS_BF16 = 14,
+       CUBLAS_F32 = 0,
+       CUBLAS_F16 = 2,
+       CUBLAS_BF16 = 14,
 };
 
-enum { CUBLAS_PLAIN = 0, CUBLAS_TRANSPOSED = 1 };  /* cublasOperation_t */
+enum { CUBLAS_PLAIN = 0, CUBLAS_TRANSPOSED = 1 };   /* cublasOperation_t */
 enum { CUBLAS_SUM_F32 = 68, CUBLAS_SUM_TF32 = 77 }; /* cublasComputeType_t */
-enum { CUBLAS_ALGORITHM_DEFAULT = -1 };            /* cublasGemmAlgo_t */
-enum { /* cublasMath_t */
-        CUBLAS_MATH_DEFAULT = 0,
-        CUBLAS_MATH_NO_REDUCED_SUMS = 16, /* never sum 16-bit products in less than fp32 */
+enum { CUBLAS_ALGORITHM_DEFAULT = -1 };             /* cublasGemmAlgo_t */
+enum {                                              /* cublasMath_t */
+       CUBLAS_MATH_DEFAULT = 0,
+       CUBLAS_MATH_NO_REDUCED_SUMS = 16, /* never sum 16-bit products in less than fp32 */
 };
 
 /* CALL(name, symbol, parameters); each returns a cublasStatus_t, 0 is success */

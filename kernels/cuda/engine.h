@@ -14,16 +14,16 @@
 
 /* to[r] = table[tokens[r]] */
 struct gpu_embed {
-        cu_address to, table;   /* [n][width], [vocabulary][width] of number */
-        cu_address tokens;      /* const uint32_t [n], each below the size of the vocabulary */
+        cu_address to, table; /* [n][width], [vocabulary][width] of number */
+        cu_address tokens;    /* const uint32_t [n], each below the size of the vocabulary */
         uint32_t n, width, number;
 };
 
 /* x[r] += change[r]; to[r] = x[r] / sqrt(mean of squares + eps) * weights */
 struct gpu_norm {
-        cu_address to;          /* [n][width] of to_number; 0: only the addition */
-        cu_address x, change;   /* [n][width]; change 0: none */
-        cu_address weights;     /* [width] */
+        cu_address to;        /* [n][width] of to_number; 0: only the addition */
+        cu_address x, change; /* [n][width]; change 0: none */
+        cu_address weights;   /* [width] */
         uint32_t n, width, to_number;
         float eps;
 };
@@ -35,10 +35,10 @@ struct gpu_norm {
  * block is GPU_NO_BLOCK, are not written.
  */
 struct gpu_rotate {
-        cu_address qkv;           /* [n][heads + 2 kv_heads][2 half] */
-        cu_address cosine, sine;  /* [n][half] */
+        cu_address qkv;          /* [n][heads + 2 kv_heads][2 half] */
+        cu_address cosine, sine; /* [n][half] */
         struct gpu_blocks blocks;
-        uint64_t k_offset, v_offset; /* bytes from a block's start to the layer's planes */
+        uint64_t k_offset, v_offset;       /* bytes from a block's start to the layer's planes */
         uint64_t head_stride, slot_stride; /* bytes */
         uint32_t n, first, stored;
         uint32_t heads, kv_heads, half;
@@ -47,7 +47,7 @@ struct gpu_rotate {
 
 /* to[r] = silu(gate[r]) * up[r], with gate and up side by side in gate_up[r] */
 struct gpu_swiglu {
-        cu_address to, gate_up;   /* [n][width] of to_number, [n][2 width] */
+        cu_address to, gate_up; /* [n][width] of to_number, [n][2 width] */
         uint32_t n, width, to_number;
 };
 

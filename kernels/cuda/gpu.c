@@ -197,9 +197,10 @@ static int prepare(struct gpu *gpu, enum gpu_kernel kernel, size_t shared) {
                                                     CU_FUNC_DYNAMIC_SHARED_BYTES, (int)shared),
                       name);
         if (r == -EINVAL)
-                return because(gpu, r,
-                               "%s: %zu bytes of shared memory in addition to its static memory, and a block may have %zu",
-                               name, shared, gpu->shared_bytes);
+                return because(
+                        gpu, r,
+                        "%s: %zu bytes of shared memory in addition to its static memory, and a block may have %zu",
+                        name, shared, gpu->shared_bytes);
         if (r == 0)
                 gpu->shared[kernel] = shared;
         return r;

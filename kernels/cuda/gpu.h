@@ -46,10 +46,10 @@ struct gpu {
         /* the primary context, retained; current on the thread that called gpu_open */
         cu_context context;
         uint32_t multiprocessors;
-        uint32_t capability;            /* 90: 9.0 */
-        size_t l2_bytes, shared_bytes; /* shared_bytes: maximum of one thread block */
-        cu_library images[GPU_N_IMAGES];     /* owned; loaded at first use */
-        cu_function kernels[GPU_N_KERNELS];  /* looked up at first use */
+        uint32_t capability;                /* 90: 9.0 */
+        size_t l2_bytes, shared_bytes;      /* shared_bytes: maximum of one thread block */
+        cu_library images[GPU_N_IMAGES];    /* owned; loaded at first use */
+        cu_function kernels[GPU_N_KERNELS]; /* looked up at first use */
         size_t shared[GPU_N_KERNELS]; /* bytes of dynamic shared memory that each may use so far */
         char why[200];
 };
@@ -72,9 +72,9 @@ int gpu_has_kernels(struct gpu *gpu);
 
 /* The thread blocks of a launch. */
 struct gpu_grid {
-        uint32_t x, y, z;    /* number of blocks */
-        uint32_t threads;    /* threads per block, a multiple of 32 */
-        size_t shared;       /* bytes of dynamic shared memory */
+        uint32_t x, y, z; /* number of blocks */
+        uint32_t threads; /* threads per block, a multiple of 32 */
+        size_t shared;    /* bytes of dynamic shared memory */
 };
 
 int gpu_launch(struct gpu *gpu, enum gpu_kernel kernel, struct gpu_grid grid, cu_stream stream,
@@ -99,7 +99,7 @@ int gpu_check(struct gpu *gpu, cu_result error, const char *what);
 struct gpu_blocks {
         cu_address base;
         uint64_t block_bytes;
-        cu_address ids;      /* const uint32_t * */
+        cu_address ids; /* const uint32_t * */
 };
 
 #endif

@@ -23,8 +23,8 @@ struct gpu_overlap_pair {
 
 struct gpu_overlap {
         struct gpu_blocks blocks;
-        cu_address pairs;        /* const struct gpu_overlap_pair * */
-        cu_address to;           /* uint32_t * */
+        cu_address pairs; /* const struct gpu_overlap_pair * */
+        cu_address to;    /* uint32_t * */
         uint32_t n, first, end, words;
 };
 

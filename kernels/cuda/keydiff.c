@@ -51,9 +51,9 @@ static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
 static uint32_t slice_of(const struct gpu_keydiff *a) {
         uint64_t rows = (uint64_t)(a->to - a->from) * a->keys.heads * a->keys.layers;
 
-        return (uint32_t)MIN(
-                MAX(DIV_UP(rows, WARPS_WANTED * SLICE_LEAST) * SLICE_LEAST, SLICE_LEAST),
-                SLICE_MOST);
+        return (uint32_t)MIN(MAX(DIV_UP(rows, WARPS_WANTED * SLICE_LEAST) * SLICE_LEAST,
+                                 SLICE_LEAST),
+                             SLICE_MOST);
 }
 
 static uint32_t slices_of(const struct gpu_keydiff *a) {

@@ -36,12 +36,12 @@ struct gpu_key_rows {
 
 struct gpu_keydiff {
         struct gpu_key_rows keys;
-        uint32_t from, to;   /* tokens */
-        uint64_t stride;     /* floats from a head's scores to the next's: at least to - from */
-        cu_address sums;     /* float [layer][head][dim] */
-        cu_address counts;   /* uint32_t [layer][head] */
-        cu_address scores;   /* float [layer][head][stride]: token t at t - from */
-        cu_address scratch;  /* gpu_keydiff_scratch() bytes; aligned to 16 */
+        uint32_t from, to;      /* tokens */
+        uint64_t stride;        /* floats from a head's scores to the next's: at least to - from */
+        cu_address sums;        /* float [layer][head][dim] */
+        cu_address counts;      /* uint32_t [layer][head] */
+        cu_address scores;      /* float [layer][head][stride]: token t at t - from */
+        cu_address scratch;     /* gpu_keydiff_scratch() bytes; aligned to 16 */
         uint32_t slice, slices; /* set by the functions below */
 };
 
@@ -62,7 +62,7 @@ struct gpu_keydiff_blocks {
         cu_address best;   /* float [head][blocks] */
         cu_address scores; /* float: head h, token t at h * stride + t */
         uint64_t stride;
-        uint32_t heads;    /* layers x heads, as gpu_keydiff_score() leaves them */
+        uint32_t heads; /* layers x heads, as gpu_keydiff_score() leaves them */
         uint32_t n, per_block;
 };
 

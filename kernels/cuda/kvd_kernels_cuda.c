@@ -26,8 +26,9 @@ static struct gpu gpus[DEVICES];
 typedef int launch_fn(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
 static struct gpu_keydiff keydiff_of(const struct kvd_cuda_keys *k) {
-        struct gpu_keydiff a = {
-                .to = k->tokens, .stride = k->tokens, .scratch = k->scratch + IDS_BYTES};
+        struct gpu_keydiff a = {.to = k->tokens,
+                                .stride = k->tokens,
+                                .scratch = k->scratch + IDS_BYTES};
 
         a.keys = (struct gpu_key_rows){.blocks = {.base = k->keys, .ids = k->scratch},
                                        .head_stride = k->head_stride,

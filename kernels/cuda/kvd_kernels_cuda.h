@@ -28,8 +28,8 @@ extern "C" {
  * token_stride on.
  */
 struct kvd_cuda_keys {
-        int device; /* CUDA ordinal */
-        void *stream; /* CUstream; NULL for the legacy default stream */
+        int device;    /* CUDA ordinal */
+        void *stream;  /* CUstream; NULL for the legacy default stream */
         uint64_t keys; /* device address */
         uint64_t head_stride, token_stride;
         uint32_t heads, tokens, dim, type; /* dim: up to 256; type: enum kvd_number */

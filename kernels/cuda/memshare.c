@@ -119,7 +119,8 @@ static int check_pairs(struct gpu *gpu, const struct gpu_memshare *a) {
         if (a->metric == KVD_MEMSHARE_RELATIVE && !a->norms)
                 return refuse(gpu, "relative distances need norms");
         if (a->half && (2 * (uint64_t)a->half > a->shape.dim || !a->angles))
-                return refuse(gpu, "a rotation of more dimensions than there are, or without angles");
+                return refuse(gpu,
+                              "a rotation of more dimensions than there are, or without angles");
         if (!a->pairs || !a->distances || a->distances % sizeof(double))
                 return refuse(gpu, "no address of pairs, or none for distances");
         return 0;
@@ -149,7 +150,9 @@ int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memsh
         if (r < 0 || a->n == 0)
                 return r;
         if (!a->to || shared > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
-                return refuse(gpu, "norms: no address for them, planes too large, or more than one launch makes");
+                return refuse(
+                        gpu,
+                        "norms: no address for them, planes too large, or more than one launch makes");
         return gpu_launch(gpu, GPU_KERNEL_memshare_norms,
                           (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream,
                           a);

@@ -30,15 +30,15 @@ struct gpu_memshare {
         struct gpu_blocks blocks;
         uint64_t offset;
         struct gpu_memshare_shape shape;
-        uint32_t metric;          /* enum kvd_memshare_metric */
-        uint32_t half; /* number of rotated pairs of dimensions, 2 half <= dim; 0 if none */
-        double limit;             /* INFINITY: compute every distance, reject nothing by norms */
-        cu_address pairs;         /* const struct gpu_memshare_pair * */
+        uint32_t metric;  /* enum kvd_memshare_metric */
+        uint32_t half;    /* number of rotated pairs of dimensions, 2 half <= dim; 0 if none */
+        double limit;     /* INFINITY: compute every distance, reject nothing by norms */
+        cu_address pairs; /* const struct gpu_memshare_pair * */
         uint32_t n;
-        uint32_t together;        /* set by the function: layers between two checks of the limit */
-        uint32_t bounded; /* set by the function: distances that are already INFINITY stay so */
-        cu_address angles;        /* const float [angle][cosines, sines][half]; 0 if half is 0 */
-        cu_address norms;         /* 0, or const float [index into blocks.ids][layer][K, V] */
+        uint32_t together; /* set by the function: layers between two checks of the limit */
+        uint32_t bounded;  /* set by the function: distances that are already INFINITY stay so */
+        cu_address angles; /* const float [angle][cosines, sines][half]; 0 if half is 0 */
+        cu_address norms;  /* 0, or const float [index into blocks.ids][layer][K, V] */
         /* double [n]: INFINITY if above the limit or NaN, or if a block is not resident */
         cu_address distances;
 };

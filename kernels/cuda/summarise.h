@@ -21,7 +21,7 @@ struct gpu_summarise {
         uint32_t n_channels;             /* channels per label, up to 256 */
         /* const uint32_t [n]: number of tokens written; 0: all of every block */
         cu_address tokens;
-        cu_address channels;             /* const uint16_t [layer][head][n_channels] */
+        cu_address channels; /* const uint16_t [layer][head][n_channels] */
         /*
          * Row i is at rows + i * row_bytes; aligned to 4. The row of a block that is not resident is
          * not written; nor are stamps and the bytes behind the labels.

@@ -59,8 +59,8 @@ static bool read_name(struct kept_file *file, struct part *ret) {
         *ret = (struct part){.file = file};
         file->name[KEEP_NAME_MAX - 1] = '\0';
         return sscanf(file->name, "%16" SCNx64 ".%c.%" SCNu64 ".%" SCNu64 ".%" SCNu64 "%n",
-                      &ret->cache, &ret->kind, &ret->number[0], &ret->number[1],
-                      &ret->number[2], &end) >= 3;
+                      &ret->cache, &ret->kind, &ret->number[0], &ret->number[1], &ret->number[2],
+                      &end) >= 3;
 }
 
 static int read_names(struct kept_file *files, size_t n, struct parts *ret) {
@@ -126,15 +126,15 @@ static bool inherit_pages(struct space *space, const struct before *b, const str
         uint32_t n = 0;
 
         for (struct part *p = parts->at; p < parts->at + parts->n; p++) {
-                struct attachment_kept kept = {true, (uint32_t)p->number[0],
-                                               (uint32_t)p->number[1], p->number[2]};
+                struct attachment_kept kept = {true, (uint32_t)p->number[0], (uint32_t)p->number[1],
+                                               p->number[2]};
                 struct part *process;
 
                 if (p->cache != cache || p->kind != 'p' || p->file->fd < 0)
                         continue;
                 process = find(parts, cache, 'o', p->number[0], p->number[1]);
-                n += process && attachment_inherit(space, &kept, &p->file->fd,
-                                                   &process->file->fd) == 0;
+                n += process &&
+                     attachment_inherit(space, &kept, &p->file->fd, &process->file->fd) == 0;
         }
         atomic_store(&space->ix->n_pages, n);
         return n >= atomic_load(&b->header.n_pages) &&
@@ -278,8 +278,7 @@ bool space_take_over(struct space *space) {
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 /* A daemon that ended during a takeover may have kept new semaphores without their index. */
-static void forget_ahead(struct store *store, const struct part *index,
-                         const struct parts *parts) {
+static void forget_ahead(struct store *store, const struct part *index, const struct parts *parts) {
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
                 if (p->cache == index->cache && p->kind == 'w' && p->file->fd >= 0 &&
                     p->number[0] > index->number[0])

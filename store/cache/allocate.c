@@ -128,9 +128,10 @@ static int refuse_memory(struct space *space, int error) {
                                     "kvd has no file descriptor left for more memory of space "
                                     "'%s' (%s); raise its LimitNOFILE, or delete spaces",
                                     space->name, strerror(-error));
-        return store_refuse(space_store(space), -ENOBUFS,
-                            "the system gives no memory for the pool (%s); set pool below what is free",
-                            strerror(-error));
+        return store_refuse(
+                space_store(space), -ENOBUFS,
+                "the system gives no memory for the pool (%s); set pool below what is free",
+                strerror(-error));
 }
 
 static int refuse_full(struct space *space, int error) {
@@ -145,7 +146,8 @@ static int refuse_full(struct space *space, int error) {
                 snprintf(others, sizeof others, "space '%s' has %llu MiB and can spare none; ",
                          other->name,
                          (unsigned long long)(other->memory.n_with_memory *
-                                              other->ix->segment_bytes) >> 20);
+                                              other->ix->segment_bytes) >>
+                                 20);
         return store_refuse(space_store(space), -ENOBUFS,
                             "space '%s' has no block left: %llu are being filled, %llu are sealed "
                             "and in use; %sfree or unpin some, or raise pool or quota",

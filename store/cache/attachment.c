@@ -215,9 +215,10 @@ static int attachment_make(struct attachment *a, uint64_t process) {
 
         a->tenant = tenant_join(space, process);
         if (a->tenant && a->tenant->n_live > most)
-                return store_refuse(space_store(space), -EUSERS,
-                                    "this process already uses space '%s' %u times, the maximum; close some",
-                                    space->name, most);
+                return store_refuse(
+                        space_store(space), -EUSERS,
+                        "this process already uses space '%s' %u times, the maximum; close some",
+                        space->name, most);
         r = a->tenant ? make_page(a) : -ENOMEM;
         if (r == 0)
                 r = hooks_attachment_begins(a);
@@ -231,8 +232,8 @@ static int attachment_make(struct attachment *a, uint64_t process) {
 
 static int refuse_seat(struct space *space) {
         return store_refuse(space_store(space), -EUSERS,
-                            "space '%s' already has %u clients, the maximum; end some",
-                            space->name, space_store(space)->config.max_attachments);
+                            "space '%s' already has %u clients, the maximum; end some", space->name,
+                            space_store(space)->config.max_attachments);
 }
 
 int attachment_new(struct space *space, void *owner, uint64_t process,
@@ -276,7 +277,7 @@ int attachment_new(struct space *space, void *owner, uint64_t process,
  * A client may leave much behind, in many spaces at once. The first blocks are cleaned up at once,
  * and the rest in pieces as idle work.
  */
-#define AT_ONCE 64u  /* blocks of one attachment */
+#define AT_ONCE 64u /* blocks of one attachment */
 #define PIECE 1024u
 
 bool attachment_is_inherited(const struct attachment *a) {

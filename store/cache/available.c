@@ -24,8 +24,7 @@ uint32_t fill_limit(const struct space *space) {
 /* The first segment may be larger than a small quota: max_blocks then limits its use. */
 uint64_t segments_to_come(const struct space *space) {
         const struct domain *domain = space->domain;
-        uint64_t bytes = space->ix->segment_bytes,
-                 n = account_room(domain, KVD_COST_pool) / bytes;
+        uint64_t bytes = space->ix->segment_bytes, n = account_room(domain, KVD_COST_pool) / bytes;
 
         if (domain->used[KVD_COST_pool] == 0)
                 n = MAX(n, (uint64_t)(account_unreserved(domain, KVD_COST_pool) >= bytes));
@@ -66,8 +65,7 @@ static bool pool_is_over(const struct space *space) {
 bool space_has_too_much(const struct space *space) {
         return space->memory.n_with_memory &&
                (pool_is_over(space) ||
-                total_of(space) >=
-                        (uint64_t)space->memory.max_blocks + space->ix->segment_blocks);
+                total_of(space) >= (uint64_t)space->memory.max_blocks + space->ix->segment_blocks);
 }
 
 static uint64_t growth(const struct space *space, uint64_t total) {

@@ -124,10 +124,10 @@ enum fate { UNKNOWN, TAKEN, LOST };
 
 /* A block according to the old index, read once. */
 struct claim {
-        uint32_t id, parent;     /* parent: NONE for the first of a chain */
+        uint32_t id, parent; /* parent: NONE for the first of a chain */
         uint64_t slot;
         uint64_t proof;
-        uint32_t semaphore;      /* of the last life; fields has the value to be reached */
+        uint32_t semaphore; /* of the last life; fields has the value to be reached */
         uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
         struct kvd_desc fields; /* its own tokens, at its end, are not used */
 };
@@ -165,8 +165,7 @@ static bool is_proven(const struct before *b, const struct space *space, const s
                semaphores_reached(space, b->header.life, c->semaphore, waits.semaphore_value);
 }
 
-static bool is_complete(const struct before *b, const struct space *space,
-                        const struct claim *c) {
+static bool is_complete(const struct before *b, const struct space *space, const struct claim *c) {
         const struct kvd_shape *g = &b->header.geometry;
         uint32_t generation = kvd_slot_generation(c->slot);
         enum kvd_state state = kvd_slot_state(c->slot);
@@ -332,8 +331,8 @@ static void have_pages(const struct before *b, struct space *space, uint32_t fir
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-#define PASSED 4096u /* ids in one piece */
-#define STEPS 1024u  /* calls of step in one piece: about as many blocks */
+#define PASSED 4096u                 /* ids in one piece */
+#define STEPS 1024u                  /* calls of step in one piece: about as many blocks */
 #define UNMAPPED (UINT64_C(4) << 20) /* bytes in one piece */
 
 /* (id, generation) names one block as long as the cache lives, so generations continue. */
@@ -388,14 +387,10 @@ static bool unmap(struct before *b) {
 
 static bool go_on(struct before *b, struct space *space) {
         switch (b->phase) {
-        case BEFORE_NUMBERS:
-                return number(b, space);
-        case BEFORE_JUDGES:
-                return judge_some(b, space);
-        case BEFORE_FREES:
-                return pass(b, space, give_free);
-        default:
-                return unmap(b);
+        case BEFORE_NUMBERS: return number(b, space);
+        case BEFORE_JUDGES: return judge_some(b, space);
+        case BEFORE_FREES: return pass(b, space, give_free);
+        default: return unmap(b);
         }
 }
 

@@ -16,16 +16,16 @@ struct before {
         struct kvd_index header; /* a copy, verified */
         const uint8_t *at;       /* owned mapping, read-only */
         uint64_t bytes;
-        struct kept_file file;   /* its fd is owned; -1 if none */
+        struct kept_file file; /* its fd is owned; -1 if none */
         uint32_t n_segments, ids;
-        uint8_t *fate;           /* owned; enum fate of each id */
+        uint8_t *fate; /* owned; enum fate of each id */
 
         enum before_phase phase;
-        uint32_t next;           /* id at which the phase continues */
-        uint32_t *path;          /* owned; a block and its ancestors that are to be judged first */
+        uint32_t next;  /* id at which the phase continues */
+        uint32_t *path; /* owned; a block and its ancestors that are to be judged first */
         uint32_t n_path;
-        bool climbs;             /* the top of the path is not reached yet */
-        bool fills_table;        /* enough blocks to write nearly every page of the table */
+        bool climbs;      /* the top of the path is not reached yet */
+        bool fills_table; /* enough blocks to write nearly every page of the table */
 };
 
 /* b must be all zeros. -EPROTO: not an index of this version, or no daemon wrote it. */

@@ -32,31 +32,31 @@ struct before;
 
 struct segment {
         struct shared_file file; /* host memory: owned memfd; SHARED_FILE_NONE until first used */
-        struct chunk *chunk;   /* GPU memory: its chunk; NULL if it has no memory */
-        bool worker;           /* a worker may have its memory mapped */
+        struct chunk *chunk;     /* GPU memory: its chunk; NULL if it has no memory */
+        bool worker;             /* a worker may have its memory mapped */
         struct kvd_list_node unmap; /* host memory: in store->owed.unmaps */
         /* changes whenever the segment gets different memory; 0 if it never had any */
         uint32_t memory_version;
         uint32_t number;
-        uint32_t kept;         /* bytes of its name at the keeper (keep.c); 0 if not kept */
-        uint32_t n_ready;      /* blocks with memory: the first n_ready of the segment */
-        uint32_t n_worn_out;   /* blocks of these that have no generations left (blocks.c) */
-        uint32_t n_kept;       /* blocks being filled or in limbo, private or pending */
+        uint32_t kept;       /* bytes of its name at the keeper (keep.c); 0 if not kept */
+        uint32_t n_ready;    /* blocks with memory: the first n_ready of the segment */
+        uint32_t n_worn_out; /* blocks of these that have no generations left (blocks.c) */
+        uint32_t n_kept;     /* blocks being filled or in limbo, private or pending */
         /* blocks that are pinned or before a pinned one: by the last round, by the current round */
         uint32_t n_held, n_found;
         /* host memory: bytes from offset 0 that no block uses and that are still to be freed */
         uint64_t stale;
         struct block_list free;
-        struct arena *arena;   /* arena whose writer may write into the segment */
+        struct arena *arena;        /* arena whose writer may write into the segment */
         struct kvd_list_node avail; /* in arena->avail while there are free blocks */
 };
 
 /* Leaves that were found in use. They are at the end of their arena's heap array (evict.c). */
 struct shelf {
         uint32_t n;
-        uint32_t hand;         /* leaf to look at next */
-        uint32_t in_vain;      /* looks since the last one that found an unused leaf */
-        uint64_t state;        /* pins_state when the current round of looks began */
+        uint32_t hand;    /* leaf to look at next */
+        uint32_t in_vain; /* looks since the last one that found an unused leaf */
+        uint64_t state;   /* pins_state when the current round of looks began */
 };
 
 #define HEAP_CHILDREN 4u
@@ -65,7 +65,7 @@ struct arena {
         struct space *space;
         struct attachment *writer; /* NULL: isolation = shared, or its client has ended */
         struct kvd_list avail;     /* segments with free blocks */
-        uint64_t n_ready;      /* blocks with memory, in all of its segments */
+        uint64_t n_ready;          /* blocks with memory, in all of its segments */
         /*
          * owned; capacity ids: a heap of n_heap leaves, coldest first. The children of i begin at
          * HEAP_CHILDREN * i + 1. The shelf is at the end of the array.
@@ -73,40 +73,40 @@ struct arena {
         uint32_t *heap;
         uint32_t n_heap;
         struct shelf shelf;
-        struct arena *next;    /* in space->memory.arenas */
+        struct arena *next; /* in space->memory.arenas */
 };
 
 /* ---- block ----------------------------------------------------------------------------------- */
 
 /* What sealing and evicting look at, in one cache line. */
 struct block {
-        uint32_t prev, next;   /* neighbours in its block_list */
-        uint32_t parent;       /* block before it; NONE for the first of a chain */
-        uint32_t root;         /* first block of its chain */
-        uint32_t child;        /* first of its children; NONE if none */
+        uint32_t prev, next; /* neighbours in its block_list */
+        uint32_t parent;     /* block before it; NONE for the first of a chain */
+        uint32_t root;       /* first block of its chain */
+        uint32_t child;      /* first of its children; NONE if none */
         uint32_t sib_prev, sib_next;
-        uint32_t heap;         /* index in its arena's heap plus 1; 0 if not a candidate */
-        uint32_t run;          /* id of the run that ends with it, plus 1; 0 if none */
-        uint32_t owner;        /* FILLING, LIMBO: attachment's seat; NONE if a worker fills it */
+        uint32_t heap;  /* index in its arena's heap plus 1; 0 if not a candidate */
+        uint32_t run;   /* id of the run that ends with it, plus 1; 0 if none */
+        uint32_t owner; /* FILLING, LIMBO: attachment's seat; NONE if a worker fills it */
         union {
                 uint64_t stamp; /* SEALED: eviction order, see evict.c */
                 kvd_ref twin;   /* FILLING: older block with the content that was posted; or 0 */
         };
-        uint32_t refs;         /* private: number of sequence entries that name it */
+        uint32_t refs; /* private: number of sequence entries that name it */
         /* jobs in flight, offers and fetches that need it: it is not evicted meanwhile */
         uint32_t holds;
-        uint16_t pinned_by;    /* seat that had it pinned when it was last found pinned */
-        uint16_t score;        /* KeyDiff's, 1 to 65535; 0 if not known */
-        uint8_t state;         /* enum kvd_state: the daemon's own copy */
-        bool indexed : 1;      /* in the block table */
-        bool marked : 1;       /* seal.c: named by the current request */
+        uint16_t pinned_by; /* seat that had it pinned when it was last found pinned */
+        uint16_t score;     /* KeyDiff's, 1 to 65535; 0 if not known */
+        uint8_t state;      /* enum kvd_state: the daemon's own copy */
+        bool indexed : 1;   /* in the block table */
+        bool marked : 1;    /* seal.c: named by the current request */
         /* SEALED, belongs to sequences: in no table and no chain (private_blocks.c) */
         bool private : 1;
-        bool summarised : 1;   /* its row of the summaries is made */
-        bool reviving : 1;     /* FILLING, by a worker: in no attachment's list */
-        bool pending : 1;      /* SEALED, its data is not known to be there (unready.c) */
-        bool poisoned : 1;     /* SEALED, it or a block before it never got its data */
-        bool kept : 1;         /* counted in its segment's n_kept */
+        bool summarised : 1; /* its row of the summaries is made */
+        bool reviving : 1;   /* FILLING, by a worker: in no attachment's list */
+        bool pending : 1;    /* SEALED, its data is not known to be there (unready.c) */
+        bool poisoned : 1;   /* SEALED, it or a block before it never got its data */
+        bool kept : 1;       /* counted in its segment's n_kept */
 };
 static_assert(sizeof(struct block) == 64, "a block has one line of memory");
 
@@ -136,9 +136,9 @@ struct attachment_kept {
 
 /* What the current round found out about one client, see available.c. */
 struct attachment_look {
-        uint64_t held;         /* `held` of its page when the round came to it */
-        uint64_t pinned;       /* blocks that it pins directly */
-        int64_t alone;         /* blocks that no other client holds */
+        uint64_t held;   /* `held` of its page when the round came to it */
+        uint64_t pinned; /* blocks that it pins directly */
+        int64_t alone;   /* blocks that no other client holds */
 };
 
 enum attachment_state { ATTACHED, ORPHANED, FOLDING };
@@ -148,25 +148,25 @@ struct attachment {
         void *owner;
         struct tenant *tenant; /* its process */
         void (*gone)(struct attachment *);
-        uint32_t seat;         /* in space->attachments */
+        uint32_t seat; /* in space->attachments */
         enum attachment_state state;
         struct shared_file pin_file; /* owned */
-        struct kvd_pinpage *page; /* its mapping */
+        struct kvd_pinpage *page;    /* its mapping */
         struct kvd_pin_words *words; /* inside page */
-        shm_u32 *use;          /* ... each a struct kvd_use */
-        uint64_t posts_taken;  /* number of posts taken so far, see post.c */
-        uint32_t posts_left;   /* not ATTACHED: posts that are still to be taken */
+        shm_u32 *use;                /* ... each a struct kvd_use */
+        uint64_t posts_taken;        /* number of posts taken so far, see post.c */
+        uint32_t posts_left;         /* not ATTACHED: posts that are still to be taken */
         /* owned; one bit for each segment, see drain.c; NULL in host spaces */
         uint64_t *mapped, *told;
         struct block_list filling; /* blocks that it fills */
         uint32_t n_leases;
         uint32_t n_sequences;
-        bool stopping;         /* its sequences are being closed */
-        uint32_t fold;         /* FOLDING: next block whose time of last use is copied */
-        uint64_t given_back;   /* FOLDING: bytes of its pin page that were freed after that */
-        uint64_t pinned;       /* blocks that it pinned, by the last round through the pins */
-        struct arena *arena;   /* where its new blocks come from */
-        struct promises *promises; /* owned; spaces on a GPU (semaphore.c) */
+        bool stopping;               /* its sequences are being closed */
+        uint32_t fold;               /* FOLDING: next block whose time of last use is copied */
+        uint64_t given_back;         /* FOLDING: bytes of its pin page that were freed after that */
+        uint64_t pinned;             /* blocks that it pinned, by the last round through the pins */
+        struct arena *arena;         /* where its new blocks come from */
+        struct promises *promises;   /* owned; spaces on a GPU (semaphore.c) */
         struct kvd_list_node waking; /* in store->wakes.waiting */
         struct attachment_kept kept;
         /*
@@ -174,7 +174,7 @@ struct attachment {
          * of this daemon
          */
         int process;
-        uint64_t died_ns;        /* when that process was found to have ended; 0 if not yet */
+        uint64_t died_ns; /* when that process was found to have ended; 0 if not yet */
         struct attachment_look look;
 };
 
@@ -185,7 +185,7 @@ struct attachment {
 struct lease {
         struct kvd_key prefix;
         uint32_t prefix_tokens;
-        uint32_t holder;       /* seat of the attachment; NONE if this entry is unused */
+        uint32_t holder; /* seat of the attachment; NONE if this entry is unused */
 };
 
 /* ---- space ----------------------------------------------------------------------------------- */
@@ -203,7 +203,7 @@ struct look {
         struct block_mark *marks; /* owned; one for each block id */
 };
 
-struct space_memory { /* segment.c */
+struct space_memory {             /* segment.c */
         bool left;                /* left to the next daemon: nothing of it changes any more */
         struct before *before;    /* owned; old index whose blocks are being taken over; or NULL */
         struct segment *segments; /* owned; max_segments of them */
@@ -212,14 +212,14 @@ struct space_memory { /* segment.c */
         uint32_t n_with_memory;   /* segments that have memory */
         /* segment without used blocks whose memory is being given back in pieces; or NULL */
         struct segment *returning;
-        uint32_t hand;            /* segment that is tried next when memory is to be given away */
+        uint32_t hand; /* segment that is tried next when memory is to be given away */
         /* at hand: blocks found unused so far; of these, blocks evicted so far */
         uint32_t unused, emptied;
-        kvd_ref stopped;          /* block of a subtree where evicting stopped; 0 if in none */
-        uint32_t given_up;        /* consecutive segments that could not be given away */
-        uint64_t allowed;         /* current round: only blocks used before this clock (take.c) */
-        uint32_t n_kept;          /* segments with n_kept > 0 */
-        uint32_t n_occupied;      /* segments with n_kept > 0 or n_held > 0 */
+        kvd_ref stopped;     /* block of a subtree where evicting stopped; 0 if in none */
+        uint32_t given_up;   /* consecutive segments that could not be given away */
+        uint64_t allowed;    /* current round: only blocks used before this clock (take.c) */
+        uint32_t n_kept;     /* segments with n_kept > 0 */
+        uint32_t n_occupied; /* segments with n_kept > 0 or n_held > 0 */
         /* spaces whose coldest leaf was last used before this (store's clock) need not ask */
         uint64_t warm;
         /* state in which a round over all segments found nothing: not repeated while it is so */
@@ -231,9 +231,9 @@ struct space_memory { /* segment.c */
                 uint64_t id;      /* 0 if none is under way */
                 uint32_t n_asked; /* spaces asked so far */
         } cold, any;
-        uint32_t tidy;            /* segment whose memory host_memory.c looks at next */
-        uint32_t n_buried;        /* deleted space: segments freed so far */
-        uint64_t let_go;          /* deleted space: bytes of its tables freed so far */
+        uint32_t tidy;     /* segment whose memory host_memory.c looks at next */
+        uint32_t n_buried; /* deleted space: segments freed so far */
+        uint64_t let_go;   /* deleted space: bytes of its tables freed so far */
 };
 
 #define AGES 32u
@@ -242,33 +242,33 @@ struct space_memory { /* segment.c */
 struct ages {
         struct age {
                 uint64_t clock, when;
-        } at[AGES];               /* in ascending order */
-        uint32_t n, step;         /* step: ticks of the space's clock between two pairs */
-        uint64_t last;            /* store's clock when the space's clock last moved */
-        uint64_t coldest;         /* last use (space's clock) of the block evicted last */
-        uint64_t looked;          /* space's clock at the last call of space_age ... */
-        uint64_t pins;            /* ... and pins_state then */
+        } at[AGES];       /* in ascending order */
+        uint32_t n, step; /* step: ticks of the space's clock between two pairs */
+        uint64_t last;    /* store's clock when the space's clock last moved */
+        uint64_t coldest; /* last use (space's clock) of the block evicted last */
+        uint64_t looked;  /* space's clock at the last call of space_age ... */
+        uint64_t pins;    /* ... and pins_state then */
 };
 
 struct leaves { /* evict.c */
         uint32_t n;
-        uint32_t n_old;           /* lower ids may still have stamps of the previous policy */
-        uint64_t seal_clock;      /* counts seals: the order of policy fifo */
-        kvd_ref chain, at;        /* chain being evicted, and where the last call stopped */
+        uint32_t n_old;      /* lower ids may still have stamps of the previous policy */
+        uint64_t seal_clock; /* counts seals: the order of policy fifo */
+        kvd_ref chain, at;   /* chain being evicted, and where the last call stopped */
         struct ages ages;
 };
 
-struct runs { /* index.c */
-        uint32_t *free;           /* owned; stack of unused run ids, encoded: see free_run */
+struct runs {           /* index.c */
+        uint32_t *free; /* owned; stack of unused run ids, encoded: see free_run */
         uint32_t n_free;
 };
 
-struct leases { /* lease.c */
-        struct lease *at;         /* owned; STORE_MAX_LEASES */
+struct leases {           /* lease.c */
+        struct lease *at; /* owned; STORE_MAX_LEASES */
         uint32_t n;
 };
 
-struct private_blocks { /* private_blocks.c */
+struct private_blocks {            /* private_blocks.c */
         uint64_t n, n_reviving;    /* private blocks; blocks that workers fill */
         struct block_list garbage; /* blocks without references and holds, oldest first */
 };
@@ -276,10 +276,10 @@ struct private_blocks { /* private_blocks.c */
 struct unready { /* blocks whose data is not there yet, or never will be: unready.c */
         uint64_t n_pending;
         struct block_list poisoned; /* poisoned blocks that are no longer pending */
-        struct poisoning {       /* poisons a block and its descendants, in pieces */
+        struct poisoning {          /* poisons a block and its descendants, in pieces */
                 bool under_way;
                 uint32_t top, at; /* at: current block; not evicted meanwhile */
-                bool up;         /* the descendants of `at` are poisoned */
+                bool up;          /* the descendants of `at` are poisoned */
         } poisoning;
 };
 
@@ -289,30 +289,31 @@ struct semaphore_page { /* of a previous daemon, while one of its clients exists
         uint32_t life;
 };
 
-struct semaphores { /* of a space on a GPU: semaphore.c */
-        struct shared_file page; /* owned */
+struct semaphores {                    /* of a space on a GPU: semaphore.c */
+        struct shared_file page;       /* owned */
         struct semaphore_page *before; /* owned; list */
-        bool settled;            /* all kept clients of these pages have been taken over */
+        bool settled;                  /* all kept clients of these pages have been taken over */
 };
 
-struct pressure { /* methods/relief.c */
-        bool starved;             /* an allocation found nothing to evict */
-        bool relieving;           /* was over the high watermark, not yet below the low one */
+struct pressure {       /* methods/relief.c */
+        bool starved;   /* an allocation found nothing to evict */
+        bool relieving; /* was over the high watermark, not yet below the low one */
 };
 
 /* What a walk of store/check has counted so far; see check/walk.c. */
 struct audit {
-        uint64_t changes;      /* moves with every change of what is summed up; never reset */
-        uint64_t next;         /* cursor where the walk continues */
-        uint64_t began;        /* `changes` when the walk began */
-        bool whole;            /* nothing has changed since, and no other walk interfered */
+        uint64_t changes; /* moves with every change of what is summed up; never reset */
+        uint64_t next;    /* cursor where the walk continues */
+        uint64_t began;   /* `changes` when the walk began */
+        bool whole;       /* nothing has changed since, and no other walk interfered */
         uint64_t count[KVD_N_STATES], indexed, runs, entries, run_entries, free;
         uint64_t private, garbage, reviving, waiting, pending, poisoned;
         /* sums of hashes (check_mixed) that compare two sets, see check/sequence.c */
         uint64_t owners, refs, holds;
-        uint64_t places, n_places, moved, below, shared, spilled, vague, leaving, sketches, sketch_bytes;
+        uint64_t places, n_places, moved, below, shared, spilled, vague, leaving, sketches,
+                sketch_bytes;
         uint64_t fetches, fetch_bytes;
-        struct { /* of the current sequence */
+        struct {                               /* of the current sequence */
                 uint64_t listed[16], sketched; /* sums of hashes; listed: by enum entry_busy */
                 uint32_t busy[16], own, copies;
         } sequence;
@@ -320,13 +321,13 @@ struct audit {
 
 /* Each part's state for a space: owned by the part, and defined in its folder. */
 struct space_parts {
-        uint32_t n_begun;              /* number of parts whose space_begins was called */
-        bool watched;                  /* a part reads summaries */
+        uint32_t n_begun; /* number of parts whose space_begins was called */
+        bool watched;     /* a part reads summaries */
         struct sequences *sequences;
         struct tiers *tiers;
         struct semaphores *semaphores; /* NULL in host memory */
         struct summaries *summaries;
-        struct profile *profile;       /* BiCache's samples; NULL until there are any */
+        struct profile *profile; /* BiCache's samples; NULL until there are any */
         struct chain_scores *chain_scores;
         struct memshare *memshare;
         struct sketches *sketches;
@@ -336,10 +337,10 @@ struct space_parts {
 
 struct listed {
         struct kvd_list_node busy; /* in store->spaces.busy */
-        struct space *same;       /* next space with the same name hash */
-        uint32_t place;           /* its number in domain->spaces */
-        bool in;                  /* false once it is deleted */
-        bool collected;           /* deleted to make room: its blocks in the tiers below stay */
+        struct space *same;        /* next space with the same name hash */
+        uint32_t place;            /* its number in domain->spaces */
+        bool in;                   /* false once it is deleted */
+        bool collected;            /* deleted to make room: its blocks in the tiers below stay */
         /*
          * quiet: a change does not schedule idle work; that waits for the next available_round, or
          * for a call of space_wants_idle. changed: something changed while quiet.
@@ -351,26 +352,26 @@ struct listed {
 struct tenant {
         struct tenant *next;
         uint64_t process;
-        uint32_t n_attachments;  /* attachments that are not freed yet */
-        uint32_t n_live;         /* attachments that have not ended */
+        uint32_t n_attachments; /* attachments that are not freed yet */
+        uint32_t n_live;        /* attachments that have not ended */
         uint32_t n_filling, n_sequences, n_leases;
 };
 
 struct space_account {
-        uint64_t used[KVD_N_COSTS];      /* store/account.c */
-        uint64_t unused;                 /* bytes of segments that other spaces could take */
-        struct tenant *tenants;          /* owned: tenant.c */
-        struct inherited {               /* clients of the previous daemon: inherit.c */
-                uint32_t n, hand;        /* hand: seat to look at next */
+        uint64_t used[KVD_N_COSTS]; /* store/account.c */
+        uint64_t unused;            /* bytes of segments that other spaces could take */
+        struct tenant *tenants;     /* owned: tenant.c */
+        struct inherited {          /* clients of the previous daemon: inherit.c */
+                uint32_t n, hand;   /* hand: seat to look at next */
         } inherited;
         uint64_t past_counters[KVD_CLIENT_WORDS]; /* of ended attachments, and of fetches */
 };
 
 struct space {
         struct domain *domain;
-        struct space *next;       /* in store->deleted */
+        struct space *next; /* in store->deleted */
         struct listed listed;
-        uint32_t number;          /* in store->spaces.all */
+        uint32_t number; /* in store->spaces.all */
         char name[KVD_NAME_MAX + 1];
 
         struct shared_file index; /* owned; the daemon is its only writer */
@@ -378,10 +379,10 @@ struct space {
 
         struct space_account account;
         struct space_memory memory;
-        struct block *blocks;     /* owned; capacity of them, one cache line each */
+        struct block *blocks;         /* owned; capacity of them, one cache line each */
         struct block_record *records; /* owned; capacity of them, unused if no tier is below */
         uint64_t count[KVD_N_STATES]; /* blocks in each state */
-        uint64_t clock;           /* ticks, see age.c; ix->clock has the low half */
+        uint64_t clock;               /* ticks, see age.c; ix->clock has the low half */
         struct leaves leaves;
         struct runs runs;
         struct leases leases;
@@ -391,7 +392,7 @@ struct space {
         struct audit audit;
 
         struct attachment **attachments; /* owned; by seat */
-        uint32_t n_attachments;   /* seats */
+        uint32_t n_attachments;          /* seats */
         struct look look;
 
         struct space_parts parts;
@@ -713,7 +714,7 @@ uint32_t available_round(struct space *space);
 /* ---- blocks whose data is still to come: semaphore.c ----------------------------------------- */
 
 int semaphores_new(struct space *space); /* creates the page, if the space is on a GPU */
-uint64_t semaphores_bytes(const struct space *space); /* bytes of all its pages, for its account */
+uint64_t semaphores_bytes(const struct space *space);  /* bytes of all its pages, for its account */
 uint32_t semaphores_before(const struct space *space); /* number of pages of previous daemons */
 /*
  * Finds blocks whose data has arrived, and frees poisoned blocks, a bounded number. True: look

@@ -152,7 +152,7 @@ static const struct policy {
         uint64_t (*refresh)(const struct space *, uint32_t); /* its current stamp */
         /* its stamp if it was last used at that clock: when the policy changes, or a client ends */
         uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock);
-        bool by_use;         /* the order depends on the last use */
+        bool by_use; /* the order depends on the last use */
         /* asks the methods what a block is worth; not possible for opaque blocks */
         bool by_worth;
 } policies[KVD_policy_end] = {
@@ -416,7 +416,8 @@ static void block_unlink(struct space *space, uint32_t id) {
         }
         parent = &space->blocks[b->parent];
         /* Using the child uses the parent, too. But a prefix without its end is evicted first. */
-        parent->stamp = space_finds_whole(space) || parent->poisoned ? 0 : MAX(parent->stamp, b->stamp);
+        parent->stamp = space_finds_whole(space) || parent->poisoned ? 0 :
+                                                                       MAX(parent->stamp, b->stamp);
         leaf_replace(space, id, b->parent);
 }
 

@@ -52,7 +52,8 @@ static int make_memfd(struct space *space, struct segment *segment) {
 
 static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fd) {
         unsigned twin = space->ix->arena ? SHARED_TWIN : 0;
-        int r = account_room(space->domain, KVD_COST_files) < segment_files(space->ix) ? -EMFILE : 0;
+        int r = account_room(space->domain, KVD_COST_files) < segment_files(space->ix) ? -EMFILE :
+                                                                                         0;
 
         if (r == 0)
                 r = shared_file_adopt(fd, space->ix->segment_bytes, twin, &segment->file);

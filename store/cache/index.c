@@ -133,8 +133,8 @@ static uint64_t blocks_in(const struct space *space, uint64_t pool_bytes, uint64
 }
 
 bool space_fit(struct space *space) {
-        uint64_t n = blocks_in(space, space_store(space)->config.pool_bytes,
-                               space->ix->block_bytes, space->ix->max_blocks);
+        uint64_t n = blocks_in(space, space_store(space)->config.pool_bytes, space->ix->block_bytes,
+                               space->ix->max_blocks);
 
         space->memory.max_blocks = (uint32_t)MIN(n, space->ix->capacity);
         return n <= space->ix->capacity;
@@ -179,9 +179,10 @@ static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_inde
         ix->max_segments = 1;
         if (ix->segment_blocks)
                 return 0;
-        return store_refuse(space_store(space), -E2BIG,
-                            "a block of space '%s' has %llu MiB, more than a segment; set segment in kvd.conf",
-                            space->name, (unsigned long long)(block_bytes >> 20));
+        return store_refuse(
+                space_store(space), -E2BIG,
+                "a block of space '%s' has %llu MiB, more than a segment; set segment in kvd.conf",
+                space->name, (unsigned long long)(block_bytes >> 20));
 }
 
 /*
@@ -563,7 +564,8 @@ void index_fetch_run(const struct space *space, uint32_t id) {
         struct table t = run_table(space->ix);
 
         if (space->blocks[id].run)
-                __builtin_prefetch(bucket_of(&t, run_key(space->ix, space->blocks[id].run - 1), 0), 1);
+                __builtin_prefetch(bucket_of(&t, run_key(space->ix, space->blocks[id].run - 1), 0),
+                                   1);
 }
 
 /*

@@ -50,7 +50,8 @@ static int inherit(struct attachment *a, int *page) {
 
 int attachment_inherit(struct space *space, const struct attachment_kept *kept, int *page,
                        int *process) {
-        struct attachment *a = space->account.inherited.n < space_store(space)->config.max_attachments ?
+        struct attachment *a = space->account.inherited.n <
+                                               space_store(space)->config.max_attachments ?
                                        sys->calloc(1, sizeof *a) :
                                        NULL;
         int r;

@@ -81,7 +81,7 @@ uint64_t clock_before(const struct space *space, uint64_t when, bool used);
 
 /* blocks.c: free blocks, and blocks that a client fills */
 void block_to_free(struct space *space, uint32_t id);
-void block_append_free(struct space *space, uint32_t id); /* to be allocated last */
+void block_append_free(struct space *space, uint32_t id);          /* to be allocated last */
 uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 
@@ -148,7 +148,7 @@ void counters_add(const struct attachment *a, uint64_t *sums);
 /* leaves a block to a client of the previous daemon, which may still write it; false: none left */
 bool block_inherit(struct space *space, uint32_t id);
 bool attachment_is_inherited(const struct attachment *a);
-void attachment_map(struct attachment *a); /* sets its pointers into its mapped page */
+void attachment_map(struct attachment *a);   /* sets its pointers into its mapped page */
 void attachment_charge(struct space *space); /* charges an attachment, even beyond the limit */
 void attachment_enter(struct attachment *a);
 void attachment_unmake(struct attachment *a);

@@ -27,8 +27,7 @@ static const struct kvd_post *post_at(const struct attachment *a, uint64_t numbe
 
 static void copy_post(const struct attachment *a, uint64_t number, union copy *ret) {
         shm_read_words(ret->words, (const uint32_t *)post_at(a, number),
-                       sizeof ret->post / sizeof(uint32_t) +
-                               a->space->ix->geometry.block_tokens);
+                       sizeof ret->post / sizeof(uint32_t) + a->space->ix->geometry.block_tokens);
 }
 
 /* ---- ahead ----------------------------------------------------------------------------------- */

@@ -15,9 +15,9 @@
 
 /* A chain as it grows during one seal. */
 struct growth {
-        struct kvd_key root;     /* of the chain; only set while its first run is incomplete */
-        uint32_t parent;         /* block before, or NONE */
-        struct kvd_desc fields;  /* of the next block: key is that of the block before it */
+        struct kvd_key root;    /* of the chain; only set while its first run is incomplete */
+        uint32_t parent;        /* block before, or NONE */
+        struct kvd_desc fields; /* of the next block: key is that of the block before it */
 };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -92,8 +92,9 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
         bool partial = q->n_tokens % ix->geometry.block_tokens != 0;
 
         if (ix->kind == KVD_kind_bidirectional && (end > q->root || (partial && end != q->root)))
-                return refuse(a, -EINVAL,
-                              "more tokens than the prefix has, or a part-filled block before its end");
+                return refuse(
+                        a, -EINVAL,
+                        "more tokens than the prefix has, or a part-filled block before its end");
         return 0;
 }
 

@@ -18,7 +18,7 @@
 
 /* prepared at once: takes up to 2 ms */
 #define STEP_BYTES (UINT64_C(2) << 20)
-#define STEP_BLOCKS 2048u /* prepared at once: each has a descriptor to be written */
+#define STEP_BLOCKS 2048u                /* prepared at once: each has a descriptor to be written */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* of free blocks, kept ready for allocations */
 
 static const struct memory_ops *memory_of(const struct space *space) {

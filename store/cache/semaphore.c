@@ -73,7 +73,7 @@ struct promises {
         bool asked;                   /* a worker was asked to write them */
         uint64_t highest[SEMAPHORES]; /* highest value promised */
         struct block_list blocks[SEMAPHORES];
-        uint32_t n;                   /* number of blocks in all lists */
+        uint32_t n; /* number of blocks in all lists */
 };
 
 static struct semaphores *semaphores_of(const struct space *space) {
@@ -280,10 +280,10 @@ int semaphores_promise(struct attachment *a, const struct seal_request *q, struc
         uint64_t value = q->semaphore_value;
         struct promises *p = a->promises;
 
-        *why = !p                               ? "only spaces on a GPU have semaphores" :
-               at > SEMAPHORES               ? "there is no such semaphore" :
+        *why = !p                                        ? "only spaces on a GPU have semaphores" :
+               at > SEMAPHORES                           ? "there is no such semaphore" :
                value == 0 || value > SEMAPHORE_VALUE_MAX ? "semaphore_value is out of range" :
-                                                  NULL;
+                                                           NULL;
         if (*why)
                 return -EINVAL;
         p->highest[at - 1] = MAX(p->highest[at - 1], value);
@@ -327,7 +327,7 @@ static void look(struct attachment *a, uint32_t *budget) {
         }
 }
 
-#define LOOKS 4096u   /* blocks in one call */
+#define LOOKS 4096u /* blocks in one call */
 
 bool semaphores_look(struct space *space) {
         uint32_t budget = LOOKS;
@@ -465,7 +465,9 @@ uint64_t attachment_pending(const struct attachment *a) {
         return a->promises ? a->promises->n : 0;
 }
 
-const struct hooks semaphore_hooks = {
-        .space_begins = semaphores_new, .space_ends = end_space,
-        .attachment_begins = enter, .attachment_ends = leave, .attachment_stops = resolve,
-        .attachment_buried = bury};
+const struct hooks semaphore_hooks = {.space_begins = semaphores_new,
+                                      .space_ends = end_space,
+                                      .attachment_begins = enter,
+                                      .attachment_ends = leave,
+                                      .attachment_stops = resolve,
+                                      .attachment_buried = bury};

@@ -167,8 +167,8 @@ static int make_tables(struct space *space) {
         space->attachments = sys->calloc(2 * (size_t)space_store(space)->config.max_attachments,
                                          sizeof(struct attachment *));
         space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
-        if (!space->memory.segments || !space->blocks || !space->look.marks ||
-            !space->records || !space->runs.free || !space->attachments || !space->leases.at)
+        if (!space->memory.segments || !space->blocks || !space->look.marks || !space->records ||
+            !space->runs.free || !space->attachments || !space->leases.at)
                 return -ENOMEM;
         space->runs.n_free = ix->run_capacity;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
@@ -211,9 +211,10 @@ static void leave(struct space *space) {
 static int refuse_tables(struct space *space, int error) {
         if (error == -EDQUOT || error == -ENOBUFS)
                 return error;
-        return store_refuse(space_store(space), error,
-                            "cannot make the tables of space '%s' for %u blocks (%s); give it max_blocks",
-                            space->name, space->ix->capacity, strerror(-error));
+        return store_refuse(
+                space_store(space), error,
+                "cannot make the tables of space '%s' for %u blocks (%s); give it max_blocks",
+                space->name, space->ix->capacity, strerror(-error));
 }
 
 static int space_new(struct domain *domain, const struct space_spec *spec,

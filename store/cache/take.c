@@ -83,8 +83,8 @@ static bool empty_out(struct space *space, struct segment *segment, uint32_t *re
 
 /* 1: all of its blocks are free, 0: some are in use or too warm, -EAGAIN: not known yet. */
 static int try_segment(struct space *space, struct segment *segment, uint32_t *reads) {
-        if (!wholly_free(segment) && (!found_unused(space, segment, reads) ||
-                                      !empty_out(space, segment, reads)))
+        if (!wholly_free(segment) &&
+            (!found_unused(space, segment, reads) || !empty_out(space, segment, reads)))
                 return 0;
         return wholly_free(segment) ? 1 : *reads ? 0 : -EAGAIN;
 }
@@ -222,10 +222,10 @@ bool space_may_inherit(const struct space *space) {
 
 /* A space that may be asked for memory. */
 struct donor {
-        struct space *space;   /* NULL if none */
-        unsigned rank;         /* lower ranks are asked first ... */
-        uint64_t age;          /* ... then lower ages (rank_cold, rank_any) */
-        uint64_t before;       /* as in struct wish */
+        struct space *space; /* NULL if none */
+        unsigned rank;       /* lower ranks are asked first ... */
+        uint64_t age;        /* ... then lower ages (rank_cold, rank_any) */
+        uint64_t before;     /* as in struct wish */
 };
 
 static bool goes_first(const struct donor *a, const struct donor *b) {
@@ -264,7 +264,7 @@ enum { COLD, COLD_OF_OTHERS, LARGER, NOT_ASKED };
 static struct donor rank_cold(struct space *donor, const struct space *space, uint64_t when) {
         uint64_t coldest = leaves_coldest(donor);
         bool same = donor->domain == space->domain;
-        struct donor d = {donor, NOT_ASKED, clock_when(donor, coldest), 
+        struct donor d = {donor, NOT_ASKED, clock_when(donor, coldest),
                           clock_before(donor, when, space_users(donor) > 0)};
 
         if (when > donor->memory.warm && d.before > coldest) {
@@ -318,7 +318,8 @@ static int ask(const struct donor *donor, uint32_t *reads) {
 static bool wants_none(const struct space *space) {
         const struct store *store = space_store(space);
 
-        return blocks_with_memory(space) >= space->memory.max_blocks || store->memory->scarce(store);
+        return blocks_with_memory(space) >= space->memory.max_blocks ||
+               store->memory->scarce(store);
 }
 
 /* Notes that it was asked in vain, for cold memory or for any. */

@@ -11,7 +11,7 @@
 
 /* Others could take everything of a deleted space, and nothing of an incomplete one. */
 void space_count_unused(struct space *space) {
-        uint32_t occupied = !space_lives(space)         ? 0 :
+        uint32_t occupied = !space_lives(space)        ? 0 :
                             space_is_incomplete(space) ? space->memory.n_with_memory :
                                                          space->memory.n_occupied;
 

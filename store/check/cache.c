@@ -157,8 +157,10 @@ bool check_run_table(struct walk *w, uint64_t *at) {
 static const struct block_list *list_of(const struct space *s, uint32_t id, const char **label) {
         const struct block *b = &s->blocks[id];
 
-        *label = b->state == KVD_FREE ? "S6" : b->state == KVD_SEALED && b->private ? "Q7" :
-                 b->state == KVD_SEALED ? "F6" : "S11";
+        *label = b->state == KVD_FREE                 ? "S6" :
+                 b->state == KVD_SEALED && b->private ? "Q7" :
+                 b->state == KVD_SEALED               ? "F6" :
+                                                        "S11";
         if (b->state == KVD_FREE)
                 return &block_segment(s, id)->free;
         if (b->state == KVD_FILLING || b->state == KVD_LIMBO)
@@ -167,9 +169,9 @@ static const struct block_list *list_of(const struct space *s, uint32_t id, cons
                                NULL;
         if (b->state != KVD_SEALED)
                 return NULL;
-        return block_is_garbage(b)              ? &s->private.garbage :
+        return block_is_garbage(b)        ? &s->private.garbage :
                b->poisoned && !b->pending ? &s->unready.poisoned :
-                                                  NULL;
+                                            NULL;
 }
 
 static bool is_in(const struct space *s, const struct block_list *list, uint32_t id) {
@@ -238,9 +240,9 @@ static void check_siblings(struct walk *w, uint32_t id) {
         const struct block *b = &s->blocks[id];
         bool first = b->child == NONE ||
                      (is_child(s, b->child, id) && s->blocks[b->child].sib_prev == NONE);
-        bool before = b->parent == NONE      ? b->sib_prev == NONE :
+        bool before = b->parent == NONE   ? b->sib_prev == NONE :
                       b->sib_prev == NONE ? s->blocks[b->parent].child == id :
-                                               is_child(s, b->sib_prev, b->parent) &&
+                                            is_child(s, b->sib_prev, b->parent) &&
                                                     s->blocks[b->sib_prev].sib_next == id;
         bool behind = b->sib_next == NONE || (is_child(s, b->sib_next, b->parent) &&
                                               s->blocks[b->sib_next].sib_prev == id);
@@ -264,7 +266,9 @@ static void check_leaf(struct walk *w, uint32_t id) {
                "B10 leaf %u is at the wrong place", id);
         if (b->heap > arena->n_heap)
                 return; /* on the shelf */
-        expect(w, b->heap == 1 || s->blocks[arena->heap[(b->heap - 2) / HEAP_CHILDREN]].stamp <= b->stamp,
+        expect(w,
+               b->heap == 1 ||
+                       s->blocks[arena->heap[(b->heap - 2) / HEAP_CHILDREN]].stamp <= b->stamp,
                "B11 leaf %u is colder than the one above it", id);
 }
 

@@ -33,7 +33,7 @@ bool check_blocks(struct walk *w, uint64_t *at);    /* B1 and following, and tho
 bool check_table(struct walk *w, uint64_t *at);     /* S3 */
 bool check_run_table(struct walk *w, uint64_t *at); /* S4 */
 bool check_sequences(struct walk *w, uint64_t *at); /* Q9 and following */
-bool check_records(struct walk *w, uint64_t *at); /* file.c */
+bool check_records(struct walk *w, uint64_t *at);   /* file.c */
 bool check_places(struct walk *w, uint64_t *at);    /* Q21 */
 
 /* At the end: compare what was counted on the way, if nothing has changed since the beginning. */

@@ -73,10 +73,8 @@ void check_pending_sums(struct walk *w) {
         for (uint32_t i = 0; i < s->n_attachments; i++)
                 listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
         expect(w,
-               w->audit->pending == s->unready.n_pending &&
-                       w->audit->pending == s->ix->n_pending,
+               w->audit->pending == s->unready.n_pending && w->audit->pending == s->ix->n_pending,
                "F4 blocks that wait for data are miscounted");
         expect(w, w->audit->pending == listed, "F5 a block waits for data that no client promised");
-        expect(w, w->audit->poisoned == s->unready.poisoned.n,
-               "F6 poisoned blocks are miscounted");
+        expect(w, w->audit->poisoned == s->unready.poisoned.n, "F6 poisoned blocks are miscounted");
 }

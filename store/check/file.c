@@ -11,7 +11,9 @@
 
 bool check_records(struct walk *w, uint64_t *at) {
         const struct file *file = space_store(w->space)->file;
-        uint64_t n = file && file->host && file->config.host ? (uint64_t)file->catalog.n_extents * FILE_SLOTS : 0;
+        uint64_t n = file && file->host && file->config.host ?
+                             (uint64_t)file->catalog.n_extents * FILE_SLOTS :
+                             0;
 
         for (; *at < n && check_may_go_on(w); ++*at) {
                 uint32_t place;

@@ -68,8 +68,8 @@ static void check_block_of(struct walk *w, const struct sequence *q, uint32_t at
         expect(w,
                !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) &&
                        desc->n_tokens == e->slots,
-               "Q23 entry %u of sequence %u and its block disagree about packing or slots",
-               at, q->number);
+               "Q23 entry %u of sequence %u and its block disagree about packing or slots", at,
+               q->number);
         expect(w,
                desc->depth == e->position &&
                        (e->flags & KVD_ENTRY_COMPACT || has_tokens_of(q, e, desc)),
@@ -114,8 +114,9 @@ static void check_neighbours(struct walk *w, struct sequence *q, uint32_t at) {
         if (!k)
                 return;
         expect(w,
-               (before == NONE ? k->first : before < q->n_entries ? q->entries[before].sketch_next :
-                                                                    NONE) == at &&
+               (before == NONE        ? k->first :
+                before < q->n_entries ? q->entries[before].sketch_next :
+                                        NONE) == at &&
                        (next == NONE ||
                         (next < q->n_entries && q->entries[next].sketch_prev == at)),
                "Q14 entry %u of sequence %u is not in its sketch's list", at, q->number);
@@ -471,8 +472,7 @@ void check_sequence_sums(struct walk *w) {
         expect(w, audit->holds == 0, "Q3 holds of blocks differ from jobs, offers and transfers");
         expect(w, audit->waiting == s->private.n_reviving,
                "Q24 a block that a worker was to fill is lost");
-        expect(w,
-               tiers_of(s)->spill_bytes == tiers_copy_bytes(s) + audit->sketch_bytes,
+        expect(w, tiers_of(s)->spill_bytes == tiers_copy_bytes(s) + audit->sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
         check_moved(w);
         expect(w, audit->places == 0 && audit->n_places == 0,

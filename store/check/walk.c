@@ -21,7 +21,7 @@ static bool end(struct walk *w, uint64_t *at) {
 }
 
 static bool (*const phases[])(struct walk *, uint64_t *) = {
-        check_totals,    check_blocks, check_table, check_run_table,
+        check_totals,    check_blocks, check_table,   check_run_table,
         check_sequences, check_places, check_records, end,
 };
 
@@ -34,8 +34,9 @@ static bool (*const phases[])(struct walk *, uint64_t *) = {
  */
 static void resume(struct audit *audit, uint64_t cursor) {
         if (cursor == 0)
-                *audit = (struct audit){.whole = true, .changes = audit->changes,
-                                         .began = audit->changes};
+                *audit = (struct audit){.whole = true,
+                                        .changes = audit->changes,
+                                        .began = audit->changes};
         else if (audit->next != cursor || audit->began != audit->changes)
                 audit->whole = false;
 }

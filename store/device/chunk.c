@@ -147,9 +147,10 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         config->pool_bytes -= config->pool_bytes % config->segment_bytes;
         store->page_bytes = granularity;
         if (config->pool_bytes == 0)
-                return store_refuse(store, -EINVAL,
-                                    "pool is smaller than one segment of GPU memory, %llu MiB; raise it",
-                                    (unsigned long long)(config->segment_bytes >> 20));
+                return store_refuse(
+                        store, -EINVAL,
+                        "pool is smaller than one segment of GPU memory, %llu MiB; raise it",
+                        (unsigned long long)(config->segment_bytes >> 20));
         return 0;
 }
 
@@ -160,11 +161,12 @@ static int take_files(struct store *store, uint32_t n) {
         if (!*files || store->config.backend == KVD_BACKEND_LEGACY)
                 return 0;
         if (n + FILES_LEFT > *files)
-                return store_refuse(store, -EMFILE,
-                                    "a pool of %u segments needs as many descriptors, and only %llu "
-                                    "are left after those for connections: raise the limit of open "
-                                    "files (LimitNOFILE), or segment",
-                                    n, (unsigned long long)*files);
+                return store_refuse(
+                        store, -EMFILE,
+                        "a pool of %u segments needs as many descriptors, and only %llu "
+                        "are left after those for connections: raise the limit of open "
+                        "files (LimitNOFILE), or segment",
+                        n, (unsigned long long)*files);
         *files -= n;
         return 0;
 }
@@ -232,8 +234,8 @@ int chunk_import(struct store *store, struct chunk *chunk, int *fd) {
         struct device_pool *pool = pool_of(store);
         cu_memory memory;
         char text[128];
-        cu_result error = pool->cuda->cuMemImportFromShareableHandle(
-                &memory, (void *)(intptr_t)*fd, CU_HANDLE_POSIX_FD);
+        cu_result error = pool->cuda->cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)*fd,
+                                                                     CU_HANDLE_POSIX_FD);
 
         if (error == CU_OK) {
                 error = check_chunk(pool, memory);

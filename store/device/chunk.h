@@ -29,12 +29,12 @@
 enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
 
 struct chunk {
-        cu_memory memory;        /* owned; not in MISSING */
-        int fd;                  /* owned; -1: not exported yet */
+        cu_memory memory;            /* owned; not in MISSING */
+        int fd;                      /* owned; -1: not exported yet */
         struct cu_ipc_handle handle; /* legacy, instead of memory and fd: from CLEAN on */
         enum chunk_state state;
-        struct domain *domain;   /* USED to RETURNED: whose clients may have its descriptor */
-        struct space *space;     /* USED, DRAINING */
+        struct domain *domain; /* USED to RETURNED: whose clients may have its descriptor */
+        struct space *space;   /* USED, DRAINING */
         struct segment *segment;
 };
 
@@ -42,11 +42,11 @@ struct device_pool {
         /* NULL: an exporter allocates the memory, and the daemon only has its handles */
         const struct kvd_cuda *cuda;
         struct cu_allocation what;
-        uint64_t bytes;          /* size of a chunk */
+        uint64_t bytes; /* size of a chunk */
         uint32_t n;
         uint32_t count[N_STATES];
-        uint32_t hand;           /* where the next search for a chunk starts */
-        bool clear_failed;       /* do not clear before store_make_missing */
+        uint32_t hand;     /* where the next search for a chunk starts */
+        bool clear_failed; /* do not clear before store_make_missing */
         struct chunk chunks[];
 };
 
@@ -60,7 +60,7 @@ void chunks_lost(struct store *store); /* legacy handles: the exporter is gone *
 void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state);
 /* frees it, and allocates another one in its place */
 void chunk_remake(struct store *store, struct chunk *chunk);
-int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, owned by the chunk */
+int chunk_export(struct store *store, struct chunk *chunk); /* a descriptor, owned by the chunk */
 /* gives a missing chunk the memory of *fd, and takes *fd over, if GPU and size are right */
 int chunk_import(struct store *store, struct chunk *chunk, int *fd);
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
@@ -73,7 +73,7 @@ bool device_draining(const struct segment *segment);
 
 /* drain.c: which clients have which segments mapped */
 void drain_handed_out(struct attachment *a, uint32_t segment);
-bool drain_mapped(const struct space *space, uint32_t segment);  /* by any client */
+bool drain_mapped(const struct space *space, uint32_t segment); /* by any client */
 /* was a client asked to unmap it, and has not replied yet? */
 bool drain_told(const struct space *space, uint32_t segment);
 

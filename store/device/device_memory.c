@@ -56,7 +56,7 @@ static int begin(struct space *space, struct segment *segment) {
 
         if (!segment->chunk) {
                 struct chunk *chunk = find_chunk(pool, RETURNED, space_domain(space)) ?:
-                                                find_chunk(pool, CLEAN, NULL);
+                                              find_chunk(pool, CLEAN, NULL);
 
                 if (!chunk)
                         return -EAGAIN;

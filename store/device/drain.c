@@ -93,5 +93,6 @@ static void bury(struct attachment *a) {
         free(a->mapped);
 }
 
-const struct hooks drain_hooks = {
-        .attachment_begins = enter, .attachment_ends = leave, .attachment_buried = bury};
+const struct hooks drain_hooks = {.attachment_begins = enter,
+                                  .attachment_ends = leave,
+                                  .attachment_buried = bury};

@@ -20,8 +20,9 @@ bool admit_can_return(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = block_desc(space, id);
         uint32_t bt = space_block_tokens(space);
 
-        return space_finds_whole(space) ? kvd_fetch_takes(desc->root, bt) :
-                                          desc->n_tokens == bt && kvd_fetch_reaches(desc->depth, bt);
+        return space_finds_whole(space) ?
+                       kvd_fetch_takes(desc->root, bt) :
+                       desc->n_tokens == bt && kvd_fetch_reaches(desc->depth, bt);
 }
 
 bool admit_can_lead(const struct space *space, uint32_t id) {

@@ -9,11 +9,11 @@
 
 #define BRING_IN_A_ROW 8u /* consecutive requests for fetches before writes get a turn */
 
-struct bringing { /* first member of struct fetch and struct pull */
-        struct kvd_list_node waiting;  /* in its tier's queue until it ends; the first is next */
-        uint64_t round;                /* of the queue: a domain has one fetch in each */
-        uint64_t turn;                 /* of its domain: a client has one fetch in each */
-        uint64_t bytes;                /* size of the fetch, charged to its domain */
+struct bringing {                     /* first member of struct fetch and struct pull */
+        struct kvd_list_node waiting; /* in its tier's queue until it ends; the first is next */
+        uint64_t round;               /* of the queue: a domain has one fetch in each */
+        uint64_t turn;                /* of its domain: a client has one fetch in each */
+        uint64_t bytes;               /* size of the fetch, charged to its domain */
         struct space *space;
         struct attachment *attachment; /* NULL: cancelled, ends with the pending answer */
         struct chain_at chain;         /* its beginning */

@@ -62,8 +62,7 @@ int catalog_open(struct catalog *c, const struct catalog_size *sizes, uint32_t n
         *c = (struct catalog){.n_files = n_files};
         bytes = take_files(c, sizes);
         c->most_copy_bytes = bytes / CATALOG_COPIES;
-        c->n_buckets = (uint32_t)pow2_up(
-                MIN(MAX(bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
+        c->n_buckets = (uint32_t)pow2_up(MIN(MAX(bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
         c->extents = table(c->n_extents, sizeof *c->extents);
         c->entries = table(n_entries(c), sizeof *c->entries);
         c->buckets = table(c->n_buckets, sizeof *c->buckets);
@@ -189,8 +188,8 @@ static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
 static void use_return(struct catalog *c, uint32_t place) {
         uint32_t newer = catalog_file(c, place)->coldest;
 
-        for (uint32_t i = 0; newer != CATALOG_NOWHERE &&
-                             c->entries[newer].used_ns <= c->entries[place].used_ns;
+        for (uint32_t i = 0;
+             newer != CATALOG_NOWHERE && c->entries[newer].used_ns <= c->entries[place].used_ns;
              i++)
                 newer = i < LOOKS ? c->entries[newer].newer : CATALOG_NOWHERE;
         use_insert(c, place, newer);
@@ -475,8 +474,7 @@ static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slo
                                          CATALOG_NOWHERE;
 
                 if (place != CATALOG_NOWHERE &&
-                    (ret == CATALOG_NOWHERE ||
-                     c->entries[place].used_ns < c->entries[ret].used_ns))
+                    (ret == CATALOG_NOWHERE || c->entries[place].used_ns < c->entries[ret].used_ns))
                         ret = place;
         }
         return ret;
@@ -487,9 +485,8 @@ static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t s
         uint32_t first = first_place(c, e), n = e->fresh;
 
         for (uint32_t i = first; i < first + n; i++)
-                if (c->entries[i].state == CATALOG_WRITING ||
-                    c->entries[i].state == CATALOG_COPY || c->entries[i].busy ||
-                    c->entries[i].used_ns >= since_ns)
+                if (c->entries[i].state == CATALOG_WRITING || c->entries[i].state == CATALOG_COPY ||
+                    c->entries[i].busy || c->entries[i].used_ns >= since_ns)
                         return false;
         for (uint32_t i = first; i < first + n; i++) {
                 if (c->entries[i].state != CATALOG_THERE)

@@ -28,9 +28,9 @@ struct catalog_namespace {
         const void *owner;      /* a domain; NULL: not opened since the daemon started */
         struct kvd_index *told; /* index in which clients find hints of its records; or NULL */
         uint64_t bytes, records;
-        uint64_t copy_bytes;    /* part of bytes: exact copies, which are not counted in records */
-        uint64_t serial;        /* of the first superblock that names it */
-        bool used, dead;        /* dead: it is being erased */
+        uint64_t copy_bytes; /* part of bytes: exact copies, which are not counted in records */
+        uint64_t serial;     /* of the first superblock that names it */
+        bool used, dead;     /* dead: it is being erased */
 };
 
 /*
@@ -41,14 +41,14 @@ enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE, CATALOG_BAD, 
 
 struct catalog_entry {
         uint64_t tag, hint, sequence, parent;
-        uint64_t used_ns;       /* time of its last use, or when it was entered */
-        uint32_t same;          /* next in its hash bucket: place + 1; 0: none */
-        uint32_t up;            /* place of its parent */
+        uint64_t used_ns; /* time of its last use, or when it was entered */
+        uint32_t same;    /* next in its hash bucket: place + 1; 0: none */
+        uint32_t up;      /* place of its parent */
         uint32_t children;
         /* links in the file's LRU list, unless it has children; FREE: older: next free slot */
         uint32_t older, newer;
-        uint8_t state, space;   /* space: number of its namespace */
-        uint16_t busy;          /* number of reads under way; not evicted unless 0 */
+        uint8_t state, space; /* space: number of its namespace */
+        uint16_t busy;        /* number of reads under way; not evicted unless 0 */
 };
 
 struct catalog_extent {
@@ -56,9 +56,9 @@ struct catalog_extent {
         uint32_t slot_bytes;       /* 0: unused */
         uint32_t slots, used;
         uint32_t file;
-        uint32_t fresh;            /* first slot that was never used */
-        uint32_t free;             /* place of the first free slot below fresh */
-        bool bad;                  /* a write failed there */
+        uint32_t fresh; /* first slot that was never used */
+        uint32_t free;  /* place of the first free slot below fresh */
+        bool bad;       /* a write failed there */
 };
 
 struct catalog_class {
@@ -72,10 +72,10 @@ struct catalog_file {
         struct kvd_list empty;     /* unused extents */
         uint32_t coldest, warmest; /* ends of the LRU list of its records */
         uint64_t records, bytes, evicted;
-        uint64_t copies;           /* number of exact copies, whose bytes are part of bytes */
-        bool off;                  /* takes no records, and lookups miss those that it has */
-        bool hangs;                /* the same, until it answers */
-        bool closed;               /* takes no new records; lookups find those that it has */
+        uint64_t copies; /* number of exact copies, whose bytes are part of bytes */
+        bool off;        /* takes no records, and lookups miss those that it has */
+        bool hangs;      /* the same, until it answers */
+        bool closed;     /* takes no new records; lookups find those that it has */
 };
 
 struct catalog_size { /* of a file */

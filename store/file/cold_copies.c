@@ -18,13 +18,13 @@
 #include "store/sequence/sequence.h"
 #include "store/tier/tier.h"
 
-#define FREE_PART 4u  /* memory is short if less than 1/4 of a domain's limit is free for copies */
-#define SPACES 64u    /* spaces that one call looks at for cold copies */
-#define LOOKS 4096u   /* entries that one call looks at for cold copies */
-#define WAITING 4u    /* spaces whose copies one call reads */
+#define FREE_PART 4u /* memory is short if less than 1/4 of a domain's limit is free for copies */
+#define SPACES 64u   /* spaces that one call looks at for cold copies */
+#define LOOKS 4096u  /* entries that one call looks at for cold copies */
+#define WAITING 4u   /* spaces whose copies one call reads */
 #define ONCE_BYTES (UINT64_C(2) << 20) /* of a request, since its memory is freed all at once */
-#define MISSES 256u   /* waiting copies that one call reads or reports as missed */
-#define TRIES 3u      /* attempts to read a copy, if the disk process is lost each time */
+#define MISSES 256u                    /* waiting copies that one call reads or reports as missed */
+#define TRIES 3u /* attempts to read a copy, if the disk process is lost each time */
 #define PATIENCE_NS UINT64_C(1000000000) /* time to wait for memory to read into */
 
 static const uint32_t no_tokens[1];
@@ -52,8 +52,8 @@ static void add(struct file *file, uint32_t disk, uint32_t record, uint32_t plac
                                                     .copy = place});
 }
 
-static struct store_disk_question *begin(struct file *file, uint32_t disk,
-                                         enum store_disk_ask what, struct space *space) {
+static struct store_disk_question *begin(struct file *file, uint32_t disk, enum store_disk_ask what,
+                                         struct space *space) {
         file_begin_question(file, disk, what, space);
         file->disks[disk].question.copies = true;
         return &file->disks[disk].question;
@@ -399,7 +399,7 @@ static void miss_question(struct file *file, uint32_t disk) {
                 p->sequence = 0;
                 if (owner.sequence && !p->erased)
                         copy_came(q->space, &owner,
-                                        said(file, p->record, readable(file, p->record)));
+                                  said(file, p->record, readable(file, p->record)));
         }
 }
 

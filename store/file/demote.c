@@ -16,9 +16,9 @@
 #include "store/file/admit.h"
 #include "store/file/file.h"
 
-#define LOOKS 2048u  /* blocks looked at in one call */
+#define LOOKS 2048u      /* blocks looked at in one call */
 #define ALL_LOOKS 16384u /* the same while all blocks are demoted: their uses do not matter */
-#define PATH 1024u   /* maximum length of a path: a block and those before it */
+#define PATH 1024u       /* maximum length of a path: a block and those before it */
 
 uint64_t demote_most(const struct file *file, const struct space *space) {
         uint64_t pool = file->store->config.pool_bytes, quota = space_domain(space)->config.quota;
@@ -255,8 +255,7 @@ struct prefix {
 };
 
 /* Also collects its tokens, in file->prefix. False: some block cannot be written (yet). */
-static bool take_prefix(struct file *file, struct space *space, uint32_t last,
-                        struct prefix *ret) {
+static bool take_prefix(struct file *file, struct space *space, uint32_t last, struct prefix *ret) {
         uint32_t bt = space_block_tokens(space);
 
         ret->n = 0;
@@ -278,8 +277,7 @@ static uint32_t find_prefix(struct file *file, struct space *space, const struct
         uint32_t place = CATALOG_NOWHERE, bt = space_block_tokens(space);
 
         for (uint32_t i = 0; i < p->n; i++) {
-                struct kvd_label label =
-                        label_of(file, space, p->path[p->n - 1 - i], p->root);
+                struct kvd_label label = label_of(file, space, p->path[p->n - 1 - i], p->root);
 
                 place = file_record_behind(file, &label, place, file->prefix + i * bt);
                 if (place == CATALOG_NOWHERE)
@@ -346,7 +344,8 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         if (file_record_of(file, space, id) != CATALOG_NOWHERE ||
             !(is_wanted(space) || admit_block(space, id, file->config.depth, reads)))
                 return;
-        if ((space_finds_whole(space) ? plan_prefix : plan_path)(file, space, id, looks) == -EAGAIN) {
+        if ((space_finds_whole(space) ? plan_prefix : plan_path)(file, space, id, looks) ==
+            -EAGAIN) {
                 fs->hand = id; /* the next requests continue with the same block */
                 fs->looked--;
                 *looks = UINT32_MAX;
@@ -368,8 +367,8 @@ static bool sweep(struct file *file, struct space *space) {
         uint32_t reads = KVD_PIN_READS, most = is_wanted(space) ? ALL_LOOKS : LOOKS;
         bool any;
 
-        for (uint32_t looks = 0; looks < most && reads && any_takes_more(file) &&
-                                 fs->looked < space_ids(space);
+        for (uint32_t looks = 0;
+             looks < most && reads && any_takes_more(file) && fs->looked < space_ids(space);
              looks += looks < UINT32_MAX)
                 look_at(file, space, &looks, &reads);
         any = end_questions(file);
@@ -433,8 +432,9 @@ static bool try_space(struct file *file, struct space *space) {
 }
 
 static int refuse_demotion(struct space *space) {
-        return store_refuse(space_store(space), -EOPNOTSUPP,
-                            "there is no file tier for the space, or it is not on; see kvctl tiers");
+        return store_refuse(
+                space_store(space), -EOPNOTSUPP,
+                "there is no file tier for the space, or it is not on; see kvctl tiers");
 }
 
 /* A second call restarts the round; both callers see the same end. */

@@ -14,10 +14,10 @@
 #define DISK_SECTOR 4096u
 
 struct disk_io {
-        uint64_t at;    /* offset; like bytes and data, aligned to DISK_SECTOR */
+        uint64_t at; /* offset; like bytes and data, aligned to DISK_SECTOR */
         void *data;
         uint32_t bytes;
-        int error;      /* afterwards: 0 or a negative errno */
+        int error; /* afterwards: 0 or a negative errno */
 };
 
 #define DISK_DEPTH 128u /* maximum number of I/Os in flight */

@@ -118,8 +118,8 @@ static int take_catalog(struct file *file) {
                 const struct set_file *f = &file->set.files[i];
 
                 if (!f->error)
-                        sizes[i] = (struct catalog_size){
-                                f->extent_bytes, file_extents(f->bytes, f->extent_bytes)};
+                        sizes[i] = (struct catalog_size){f->extent_bytes,
+                                                         file_extents(f->bytes, f->extent_bytes)};
         }
         r = catalog_open(&file->catalog, sizes, file->set.n_files);
         for (uint32_t i = 0; r == 0 && i < s->n_namespaces; i++) {
@@ -244,7 +244,7 @@ void file_question_add(struct file *file, uint32_t i, const struct store_disk_it
         uint32_t segment = kvd_segment_of(ix, kvd_ref_id(item->block));
         bool new = true;
 
-        for (uint32_t k = q->n; new && k > 0; k--)
+        for (uint32_t k = q->n; new &&k > 0; k--)
                 new = kvd_segment_of(ix, kvd_ref_id(q->items[k - 1].block)) != segment;
         q->n_segments += new;
         q->items[q->n] = *item;

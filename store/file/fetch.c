@@ -106,9 +106,9 @@ void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but) {
 
 /* The records that a client's request finds after the resident blocks; file->steps has them. */
 struct found {
-        struct chain_at at;           /* the end of the resident blocks */
-        uint32_t up, n;               /* at's record, or CATALOG_NOWHERE; n: records after it */
-        uint64_t root;                /* of the records */
+        struct chain_at at; /* the end of the resident blocks */
+        uint32_t up, n;     /* at's record, or CATALOG_NOWHERE; n: records after it */
+        uint64_t root;      /* of the records */
 };
 
 /* The next record, after up. Returns its place, or CATALOG_NOWHERE. */
@@ -136,8 +136,7 @@ static void find_steps(struct file *file, struct space *space, const struct fetc
         label.root = found->root = file_root(space, found->at.root, q->tokens);
         while (found->n < KVD_FETCH_BLOCKS && bring_reaches(space, q, &at)) {
                 label.n_tokens = tokens_at(space, at.root, at.depth);
-                up = find_step(file, &label, up, q->tokens + at.depth * bt,
-                               &file->steps[found->n]);
+                up = find_step(file, &label, up, q->tokens + at.depth * bt, &file->steps[found->n]);
                 if (up == CATALOG_NOWHERE)
                         break;
                 found->n++;
@@ -231,7 +230,7 @@ static struct kvd_label label_of(const struct fetch *f, uint32_t i) {
                                   .group = f->to.chain.group,
                                   .depth = f->first_depth + i,
                                   .n_tokens = tokens_at(f->to.space, f->to.chain.root,
-                                                           f->first_depth + i)};
+                                                        f->first_depth + i)};
 }
 
 /*
@@ -267,12 +266,11 @@ static bool add_read(struct fetch *f, uint32_t i) {
                 return false;
         }
         file_question_add(f->file, disk,
-                          &(struct store_disk_item){
-                                  .place = step->place,
-                                  .step = i,
-                                  .label = label_of(f, i),
-                                  .block = step->block,
-                                  .tokens = f->tokens + i * bt});
+                          &(struct store_disk_item){.place = step->place,
+                                                    .step = i,
+                                                    .label = label_of(f, i),
+                                                    .block = step->block,
+                                                    .tokens = f->tokens + i * bt});
         step->state = FETCH_ASKED;
         return !file_question_is_full(f->file, disk);
 }

@@ -58,10 +58,11 @@ uint32_t store_disk_files_off(const struct store *store) {
 }
 
 const char *file_last_error(const struct file_count *count) {
-        return !count->last_error ? "" :
+        return !count->last_error ?
+                       "" :
                count->last_error == -ECANCELED ?
-                                    "a process that works for the daemon ended, or could not do its part" :
-                                    strerror(-count->last_error);
+                       "a process that works for the daemon ended, or could not do its part" :
+                       strerror(-count->last_error);
 }
 
 static void get_counts(const struct file_disk *disk, struct store_disk_info *ret) {
@@ -156,8 +157,7 @@ void file_name_of(const struct space *space, struct file_name *ret) {
 static struct kvd_key id_of(const struct file *file, const struct file_name *name) {
         bool causal = name->kind == KVD_kind_causal;
 
-        return kvd_wide_best()->hash(name,
-                                     causal ? offsetof(struct file_name, kind) : sizeof *name,
+        return kvd_wide_best()->hash(name, causal ? offsetof(struct file_name, kind) : sizeof *name,
                                      file->set.super.secret);
 }
 
@@ -313,9 +313,11 @@ int store_disk_may_erase(struct store *store, const char *domain) {
                 n += file->erasing[i].wanted && strcmp(file->erasing[i].name.domain, domain) == 0;
         if (n < ERASING_SHARE && (!file || file->n_erasing < ERASING))
                 return 0;
-        return store_refuse(store, -EBUSY,
-                            "the file tier still has to forget %u deleted spaces, %u of domain '%s'; "
-                            "delete this one later", file->n_erasing, n, domain);
+        return store_refuse(
+                store, -EBUSY,
+                "the file tier still has to forget %u deleted spaces, %u of domain '%s'; "
+                "delete this one later",
+                file->n_erasing, n, domain);
 }
 
 #define SWEEP_LOOKS 4096u

@@ -19,21 +19,21 @@ enum fetch_step_state { FETCH_WANTED, FETCH_ROOM, FETCH_ASKED, FETCH_HERE };
 
 struct fetch_step {
         uint64_t sequence;
-        kvd_ref block;                /* held, unless WANTED */
+        kvd_ref block; /* held, unless WANTED */
         uint32_t place;
         enum fetch_step_state state;
 };
 
 struct fetch {
-        struct bringing to;           /* in file->fetches */
+        struct bringing to; /* in file->fetches */
         struct file *file;
-        uint64_t record;              /* sequence of the first step's parent record; 0: none */
-        uint64_t root;                /* of its records */
-        uint32_t n, at, first_depth;  /* n: steps; at: steps done; first_depth: of step 0 */
-        uint32_t taken;               /* steps that have been given a block, including those done */
-        uint32_t under_way;           /* requests */
-        struct fetch_step *steps;     /* follow this struct */
-        uint32_t *tokens;             /* follow the steps; block_tokens for each */
+        uint64_t record;             /* sequence of the first step's parent record; 0: none */
+        uint64_t root;               /* of its records */
+        uint32_t n, at, first_depth; /* n: steps; at: steps done; first_depth: of step 0 */
+        uint32_t taken;              /* steps that have been given a block, including those done */
+        uint32_t under_way;          /* requests */
+        struct fetch_step *steps;    /* follow this struct */
+        uint32_t *tokens;            /* follow the steps; block_tokens for each */
 };
 
 struct file_name { /* hashed into the id of a namespace */
@@ -46,37 +46,37 @@ struct file_name { /* hashed into the id of a namespace */
 
 struct file_erasing {
         bool wanted, begun;
-        int number;          /* of the namespace in the catalog, once begun */
-        uint64_t serial;     /* of the first superblock without the namespace, once begun */
+        int number;      /* of the namespace in the catalog, once begun */
+        uint64_t serial; /* of the first superblock without the namespace, once begun */
         struct file_name name;
 };
 
 struct file_count { /* of one file */
         uint64_t hits, misses, wrong, errors, read_bytes, written_bytes;
         uint64_t copies_written, copies_read, copies_lost;
-        int last_error;               /* the last of errors; 0 if none */
-        uint32_t failing;             /* consecutive requests in which everything failed */
-        char why[128];                /* why the file is off, or a note about it */
+        int last_error;   /* the last of errors; 0 if none */
+        uint32_t failing; /* consecutive requests in which everything failed */
+        char why[128];    /* why the file is off, or a note about it */
 };
 
 /* One file. Its process has one request at a time; no other file waits for that. */
 struct file_disk {
-        enum store_disk_state state;  /* OPENING, SCANNING, ON or OFF */
-        bool open;                    /* its process has it open */
-        bool hangs;                   /* its process does not answer */
-        uint64_t told, telling;       /* serial of the superblock written, being written; 0: none */
-        uint32_t extent, slot;        /* position of the scan */
-        bool asked;                   /* a request is outstanding, at its process or at a worker */
-        bool ready;                   /* question is complete, and is sent to its process next */
-        uint64_t asked_ns;            /* time of the request */
+        enum store_disk_state state; /* OPENING, SCANNING, ON or OFF */
+        bool open;                   /* its process has it open */
+        bool hangs;                  /* its process does not answer */
+        uint64_t told, telling;      /* serial of the superblock written, being written; 0: none */
+        uint32_t extent, slot;       /* position of the scan */
+        bool asked;                  /* a request is outstanding, at its process or at a worker */
+        bool ready;                  /* question is complete, and is sent to its process next */
+        uint64_t asked_ns;           /* time of the request */
         struct store_disk_question question; /* the current request, unless that is SUPER */
-        struct fetch *reading;        /* READ: the fetch; or NULL */
-        bool awaited;                 /* the next request is a fetch's (host_may_begin) */
-        struct kvd_list wanted;       /* spaces with copies to read from it */
-        bool copies_last;             /* the last request was of copies: blocks are next */
-        uint32_t reads_in_a_row;      /* requests for fetches since writes last had a turn */
+        struct fetch *reading;               /* READ: the fetch; or NULL */
+        bool awaited;                        /* the next request is a fetch's (host_may_begin) */
+        struct kvd_list wanted;              /* spaces with copies to read from it */
+        bool copies_last;                    /* the last request was of copies: blocks are next */
+        uint32_t reads_in_a_row;             /* requests for fetches since writes last had a turn */
         struct file_count count;
-        uint64_t read_ns, write_ns;   /* total time of its requests */
+        uint64_t read_ns, write_ns; /* total time of its requests */
 };
 
 /* Requests of exact copies. disks.c calls cold_copies.c only through this table. */
@@ -95,52 +95,52 @@ struct file { /* of a store: all of its files */
 
         struct set set;
         struct catalog catalog;
-        struct file_disk *disks;      /* owned; config.n_files */
-        uint64_t sequence;            /* of the last record */
+        struct file_disk *disks;         /* owned; config.n_files */
+        uint64_t sequence;               /* of the last record */
         struct store_disk_question tell; /* the SUPER request that is being sent */
-        struct file_super super;      /* the superblock of that request */
+        struct file_super super;         /* the superblock of that request */
 
-        struct space *owners[FILE_NAMESPACES]; /* by number of the namespace; NULL: deleted */
-        struct kvd_list fetches;      /* owned; a queue */
+        struct space *owners[FILE_NAMESPACES];     /* by number of the namespace; NULL: deleted */
+        struct kvd_list fetches;                   /* owned; a queue */
         struct fetch_step steps[KVD_FETCH_BLOCKS]; /* scratch: of the fetch that begins */
-        uint32_t turn;                /* number of the space to sweep next */
-        uint32_t prefix[KVD_FETCH_TOKENS]; /* scratch: tokens of a bidirectional prefix */
+        uint32_t turn;                             /* number of the space to sweep next */
+        uint32_t prefix[KVD_FETCH_TOKENS];         /* scratch: tokens of a bidirectional prefix */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
-        uint32_t sweep;               /* next place to look at for dead records */
-        struct store_disk_info info;  /* of all files */
-        struct host *host;            /* owned; NULL if the pool is in host memory */
+        uint32_t sweep;              /* next place to look at for dead records */
+        struct store_disk_info info; /* of all files */
+        struct host *host;           /* owned; NULL if the pool is in host memory */
         const struct file_copies *copies;
-        uint32_t copies_turn;         /* number of the space to look at next for cold copies */
-        uint64_t copies_go;           /* bytes of copies that are being written */
+        uint32_t copies_turn; /* number of the space to look at next for cold copies */
+        uint64_t copies_go;   /* bytes of copies that are being written */
 };
 
 /* kvctl evict --to file: demotes all blocks that are sealed when it begins */
 enum file_all { ALL_NOT, ALL_UNDER_WAY, ALL_DONE };
 
-struct file_wanted { /* queue of a space's copies to read from one file */
-        struct kvd_list_node node;    /* in the disk's list, unless the queue is empty */
+struct file_wanted {               /* queue of a space's copies to read from one file */
+        struct kvd_list_node node; /* in the disk's list, unless the queue is empty */
         struct space *space;
-        uint64_t since_ns;            /* since when there is no memory for them; 0: unknown */
-        uint32_t first, last;         /* places */
+        uint64_t since_ns;    /* since when there is no memory for them; 0: unknown */
+        uint32_t first, last; /* places */
 };
 
 struct file_space {
-        struct kvd_key id;            /* of its namespace */
-        int number;                   /* of its namespace in the catalog; -1: not known */
-        bool named;                   /* id is set */
-        bool refused;                 /* the file takes no more namespaces */
-        bool charged;                 /* for its namespace: KVD_COST_file_names */
-        bool unswept;                 /* something has changed since the last full round */
-        enum file_all all;            /* UNDER_WAY: blocks are demoted even if not admitted */
-        uint64_t since_ns;            /* start of that; records used since then are not evicted */
-        uint64_t left;                /* blocks that could not be demoted */
-        uint64_t no_return;           /* blocks that no fetch could bring back, so not demoted */
-        uint32_t hand;                /* block to look at next */
-        uint32_t looked;              /* blocks looked at in this round */
-        uint64_t changes;             /* carry_changes when unswept was last set */
+        struct kvd_key id;  /* of its namespace */
+        int number;         /* of its namespace in the catalog; -1: not known */
+        bool named;         /* id is set */
+        bool refused;       /* the file takes no more namespaces */
+        bool charged;       /* for its namespace: KVD_COST_file_names */
+        bool unswept;       /* something has changed since the last full round */
+        enum file_all all;  /* UNDER_WAY: blocks are demoted even if not admitted */
+        uint64_t since_ns;  /* start of that; records used since then are not evicted */
+        uint64_t left;      /* blocks that could not be demoted */
+        uint64_t no_return; /* blocks that no fetch could bring back, so not demoted */
+        uint32_t hand;      /* block to look at next */
+        uint32_t looked;    /* blocks looked at in this round */
+        uint64_t changes;   /* carry_changes when unswept was last set */
         struct file_wanted wanted[DISK_FILES]; /* for each file */
-        uint32_t told;                /* catalog_tell_some's position; CATALOG_NOWHERE: done */
+        uint32_t told; /* catalog_tell_some's position; CATALOG_NOWHERE: done */
 };
 
 /* The disk of a place, and its counters. */

@@ -24,8 +24,8 @@
 
 struct host_record {
         uint64_t checksum;
-        uint32_t place;                 /* of the exact copy, plus 1; 0 if none */
-        uint32_t colder, warmer;        /* LRU list of records with copies: record plus 1; 0: end */
+        uint32_t place;          /* of the exact copy, plus 1; 0 if none */
+        uint32_t colder, warmer; /* LRU list of records with copies: record plus 1; 0: end */
 };
 
 struct host {
@@ -33,10 +33,10 @@ struct host {
         struct carry carries[DISK_FILES]; /* for each disk's request */
         bool has_disk;
         uint64_t n_records;
-        struct host_record *records;    /* owned; by place in the catalog; NULL: no copies stay */
-        uint32_t coldest, warmest;      /* ends of the LRU list: record plus 1; 0: empty */
+        struct host_record *records; /* owned; by place in the catalog; NULL: no copies stay */
+        uint32_t coldest, warmest;   /* ends of the LRU list: record plus 1; 0: empty */
         uint64_t most, bytes, n_copies, evicted; /* of copies; most: maximum of bytes */
-        struct file_count count;        /* of copies; used if there is a disk, too */
+        struct file_count count;                 /* of copies; used if there is a disk, too */
         int32_t errors[KVD_DISK_ITEMS];
 };
 
@@ -446,8 +446,7 @@ uint32_t host_copy(const struct file *file, const struct space *space, uint32_t 
 
 struct file_count *host_count(struct file *file, uint32_t disk,
                               const struct store_disk_item *item) {
-        return item->copied && file->host->has_disk ? &file->host->count :
-                                                      &file->disks[disk].count;
+        return item->copied && file->host->has_disk ? &file->host->count : &file->disks[disk].count;
 }
 
 uint32_t store_host_get_info(const struct store *store, struct store_disk_info *ret) {

@@ -60,8 +60,7 @@ bool host_is_all(const struct file *file);
 /* The place of the record's copy, if it belongs to the space; or KVD_NOWHERE. */
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record);
 /* The counters for an item: of the copies if one was used and there is a disk; else the file's. */
-struct file_count *host_count(struct file *file, uint32_t disk,
-                              const struct store_disk_item *item);
+struct file_count *host_count(struct file *file, uint32_t disk, const struct store_disk_item *item);
 /* The carry of the disk's request; NULL if there is no host. */
 const struct carry *host_carry(const struct file *file, uint32_t disk);
 

@@ -83,8 +83,9 @@ static int space_begins(struct space *space) {
                 return -ENOMEM;
         fs->number = -1;
         for (uint32_t i = 0; i < DISK_FILES; i++)
-                fs->wanted[i] = (struct file_wanted){
-                        .space = space, .first = KVD_NOWHERE, .last = KVD_NOWHERE};
+                fs->wanted[i] = (struct file_wanted){.space = space,
+                                                     .first = KVD_NOWHERE,
+                                                     .last = KVD_NOWHERE};
         file_tell_below(space);
         return 0;
 }
@@ -186,7 +187,10 @@ static void space_leaves(struct space *space) {
         file_erase(file);
 }
 
-const struct hooks file_hooks = {
-        .lay_out = lay_out, .space_begins = space_begins, .idle = idle,
-        .space_leaves = space_leaves,
-        .space_ends = space_ends, .store_ends = store_ends, .attachment_ends = attachment_ends};
+const struct hooks file_hooks = {.lay_out = lay_out,
+                                 .space_begins = space_begins,
+                                 .idle = idle,
+                                 .space_leaves = space_leaves,
+                                 .space_ends = space_ends,
+                                 .store_ends = store_ends,
+                                 .attachment_ends = attachment_ends};

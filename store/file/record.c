@@ -76,10 +76,9 @@ uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const ui
 
 struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *label,
                                const uint32_t *tokens) {
-        return (struct kvd_record_key){
-                .tag = file_tag(secret, label, tokens),
-                .hint = kvd_hint(file_handle(label->parent), label->group, label->root, tokens,
-                                 label->n_tokens)};
+        return (struct kvd_record_key){.tag = file_tag(secret, label, tokens),
+                                       .hint = kvd_hint(file_handle(label->parent), label->group,
+                                                        label->root, tokens, label->n_tokens)};
 }
 
 /* Covers the record's label and tokens, and its place, too. */

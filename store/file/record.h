@@ -59,15 +59,15 @@ struct file_mark { /* begins every sector except those of a payload */
 /* The same in all files, except for bytes, extent_bytes and life. */
 struct file_super {
         struct file_mark mark;
-        uint64_t serial;         /* counts changes of the superblock */
+        uint64_t serial;              /* counts changes of the superblock */
         uint64_t bytes, extent_bytes; /* of this file */
-        uint64_t opening;        /* counts openings; each has sequences from file_sequence_of on */
+        uint64_t opening; /* counts openings; each has sequences from file_sequence_of on */
         uint64_t next_epoch;
         uint32_t n_namespaces, pad;
         uint8_t secret[KVD_SECRET_BYTES];
         struct kvd_disk_namespace namespaces[FILE_NAMESPACES];
-        uint64_t life;           /* of this file; 0: the first file that had the secret */
-        uint64_t set;            /* of the files opened together; 0: by a kvd that knew no sets */
+        uint64_t life; /* of this file; 0: the first file that had the secret */
+        uint64_t set;  /* of the files opened together; 0: by a kvd that knew no sets */
         uint64_t rest[2];
 };
 static_assert(sizeof(struct file_super) == DISK_SECTOR, "version 1");

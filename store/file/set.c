@@ -102,9 +102,8 @@ bool set_is_seen(const struct set *set) {
 const char *set_why(int error) {
         return error == -EMEDIUMTYPE ?
                        "the file is not kvd's, or of another version; empty it if it may go" :
-               error == -ERANGE ?
-                       "the file was made with another file_size; "
-                       "set that size, or empty the file if you do not need it" :
+               error == -ERANGE    ? "the file was made with another file_size; "
+                                     "set that size, or empty the file if you do not need it" :
                error == -EINVAL    ? "the file is too small" :
                error == -ETIMEDOUT ? "its disk hangs" :
                error == -ESTALE    ? "the file was changed by somebody else" :
@@ -134,10 +133,11 @@ static int refuse_strangers(struct set *set) {
                 if (!has_any(&f[i]))
                         continue;
                 if (first < i && !same_secret(&f[i].newest, &f[first].newest))
-                        return refuse(set, -EXDEV,
-                                      "files %u and %u of the list have caches that do not belong together; "
-                                      "list the files of one cache only, or empty the others",
-                                      first + 1, i + 1);
+                        return refuse(
+                                set, -EXDEV,
+                                "files %u and %u of the list have caches that do not belong together; "
+                                "list the files of one cache only, or empty the others",
+                                first + 1, i + 1);
                 first = MIN(first, i);
         }
         return 0;
@@ -148,8 +148,7 @@ static const struct file_super *find_newest(const struct set *set) {
         const struct file_super *newest = NULL;
 
         for (uint32_t i = 0; i < set->n_files; i++)
-                if (has_any(&set->files[i]) &&
-                    (!newest || is_newer(&set->files[i].newest, newest)))
+                if (has_any(&set->files[i]) && (!newest || is_newer(&set->files[i].newest, newest)))
                         newest = &set->files[i].newest;
         return newest;
 }
@@ -174,8 +173,9 @@ static void judge_file(struct set *set, uint32_t file, uint64_t extent_bytes,
         struct set_file *f = &set->files[file];
         const struct file_super *s = &f->newest;
 
-        f->state = !f->whole ? (f->ours ? SET_LOST : SET_NEW) :
-                   s->set != newest->set ? SET_LEFT : SET_FOUND;
+        f->state = !f->whole             ? (f->ours ? SET_LOST : SET_NEW) :
+                   s->set != newest->set ? SET_LEFT :
+                                           SET_FOUND;
         if (f->state == SET_FOUND && life_is_taken(set, file, s->life))
                 f->state = SET_LEFT;
         f->extent_bytes = extent_bytes;

@@ -23,10 +23,10 @@
 enum set_state { SET_FOUND, SET_NEW, SET_LOST, SET_LEFT };
 
 struct set_file {
-        int error;                /* 0, or why the file is not used */
-        bool seen;                /* set_see was called */
-        bool told;                /* has a superblock of this opening (set by the caller) */
-        enum set_state state;     /* as it was found */
+        int error;            /* 0, or why the file is not used */
+        bool seen;            /* set_see was called */
+        bool told;            /* has a superblock of this opening (set by the caller) */
+        enum set_state state; /* as it was found */
         uint64_t bytes, extent_bytes, life;
         bool whole, ours;         /* has an intact superblock, or else a broken one of kvd */
         struct file_super newest; /* the newest of its intact superblocks */
@@ -35,7 +35,7 @@ struct set_file {
 struct set {
         uint32_t n_files;
         struct set_file files[DISK_FILES];
-        struct file_super super;  /* the current one; serial: of the last change */
+        struct file_super super; /* the current one; serial: of the last change */
         struct kvd_why why;
 };
 

@@ -182,10 +182,11 @@ static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd
 
                 if (ios[i].error || !counts(v, record, place + i))
                         continue;
-                ret[found++] = (struct kvd_disk_found){
-                        .label = record->label,
-                        .key = file_key(v->super->secret, &record->label, record->tokens),
-                        .place = place + i};
+                ret[found++] = (struct kvd_disk_found){.label = record->label,
+                                                       .key = file_key(v->super->secret,
+                                                                       &record->label,
+                                                                       record->tokens),
+                                                       .place = place + i};
         }
         return found;
 }

@@ -17,7 +17,7 @@
 #include "ipc/base/why.h"
 #include "store/file/record.h"
 
-#define FILE_SLOTS 2048u  /* maximum number of slots in an extent */
+#define FILE_SLOTS 2048u        /* maximum number of slots in an extent */
 #define VOLUME_ITEMS DISK_DEPTH /* maximum number of record sectors in flight */
 
 struct volume_item;
@@ -40,9 +40,9 @@ struct volume_item {
         uint64_t place;
         const struct kvd_label *label;
         const uint32_t *tokens;
-        void *payload;           /* argument of copy: source of a write, destination of a read */
-        uint32_t bytes;          /* of the payload */
-        int error;               /* result: 0; -EBADMSG: the record is not there; or the disk's */
+        void *payload;  /* argument of copy: source of a write, destination of a read */
+        uint32_t bytes; /* of the payload */
+        int error;      /* result: 0; -EBADMSG: the record is not there; or the disk's */
 };
 
 static inline uint32_t file_slot_bytes(uint64_t payload_bytes) {

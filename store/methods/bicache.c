@@ -21,7 +21,7 @@
 #define RATIOS KVD_BTABLE_STEPS
 #define FAILURES 64u /* number of last tickets whose failure is remembered */
 
-enum { SIM_FLAT, SIM_TOKEN_MEAN };         /* bicache.sim */
+enum { SIM_FLAT, SIM_TOKEN_MEAN };          /* bicache.sim */
 enum { B_MEAN_FLOOR, B_TAKEWHILE_OF_MEAN }; /* bicache.b_mode */
 static_assert(RATIOS == ARRAY_SIZE(((struct kvd_index *)0)->depth), "a depth for each percent");
 
@@ -35,12 +35,12 @@ struct sample {
 
 struct profile {
         struct ticket ticket;
-        struct sample *first, **end;   /* owned; waiting or in flight */
-        uint64_t n_asked, n_done;      /* number of tickets given out, and done, in this order */
-        uint64_t failed;               /* bit i: ticket n_done - i failed */
-        struct kvd_bprofile sim[2];    /* of the same requests, by SIM_... */
-        float *one;                    /* similarities of one request, behind sums */
-        double sums[];                 /* sums of sim[0], then of sim[1] */
+        struct sample *first, **end; /* owned; waiting or in flight */
+        uint64_t n_asked, n_done;    /* number of tickets given out, and done, in this order */
+        uint64_t failed;             /* bit i: ticket n_done - i failed */
+        struct kvd_bprofile sim[2];  /* of the same requests, by SIM_... */
+        float *one;                  /* similarities of one request, behind sums */
+        double sums[];               /* sums of sim[0], then of sim[1] */
 };
 
 static struct profile *profile_of(const struct space *space) {
@@ -216,7 +216,10 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
         s = p ? sys->calloc(1, sizeof *s + n_blocks * sizeof s->blocks[0]) : NULL;
         if (!s)
                 return refuse(a->space, -ENOMEM, "out of memory for a sample");
-        *s = (struct sample){.attachment = a, .ticket = ++p->n_asked, .r = r, .n_tokens = n_tokens,
+        *s = (struct sample){.attachment = a,
+                             .ticket = ++p->n_asked,
+                             .r = r,
+                             .n_tokens = n_tokens,
                              .n_blocks = n_blocks};
         memcpy(s->blocks, blocks, n_blocks * sizeof *blocks);
         *p->end = s;
@@ -292,8 +295,9 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
         if (error < 0)
                 return error;
         if (def != own)
-                return refuse(space, -EINVAL,
-                              "the table was made with the other bicache.r_def; make it again, or change the setting");
+                return refuse(
+                        space, -EINVAL,
+                        "the table was made with the other bicache.r_def; make it again, or change the setting");
         for (uint32_t r = 0; r < RATIOS; r++)
                 if (depth[r] == 0 || depth[r] > space_geometry(space)->layers ||
                     (r && depth[r] < depth[r - 1]))

@@ -124,8 +124,9 @@ static int check(struct attachment *a, const struct critical_request *req) {
                 return refuse(a, -E2BIG, "only for models of at most 256 layers and KV heads");
         if (!req->queries || req->queries > 4096 || !req->words || req->words > 65536 ||
             !req->selected)
-                return refuse(a, -EINVAL,
-                              "there must be 1 to 4096 queries of 1 to 65536 words, and at least one token selected");
+                return refuse(
+                        a, -EINVAL,
+                        "there must be 1 to 4096 queries of 1 to 65536 words, and at least one token selected");
         if ((uint64_t)g->layers * g->kv_heads * req->queries > KVD_CONFIG_ROWS)
                 return refuse(a, -E2BIG,
                               "layers, KV heads and queries make more than 1048576 rows of bits");
@@ -181,6 +182,6 @@ static bool reads_summaries(const struct space *space) {
         return is_on(space, KVD_hshare_on);
 }
 
-const struct hooks hshare_hooks = {
-        .reads_summaries = reads_summaries,
-        .sequence_pending = pending, .sequence_ends = end};
+const struct hooks hshare_hooks = {.reads_summaries = reads_summaries,
+                                   .sequence_pending = pending,
+                                   .sequence_ends = end};

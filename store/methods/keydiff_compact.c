@@ -36,11 +36,11 @@ static int check_space(struct attachment *a) {
         if (!kvd_setting_on(ix->settings, KVD_keydiff_on))
                 return refuse(a, -EOPNOTSUPP, "keydiff is off");
         if (ix->geometry.rope == KVD_rope_pre)
-                return refuse(a, -EOPNOTSUPP,
-                              "keys are stored before rotation, and a packed block has no positions");
+                return refuse(
+                        a, -EOPNOTSUPP,
+                        "keys are stored before rotation, and a packed block has no positions");
         if (ix->geometry.dtype == KVD_dtype_i8)
-                return refuse(a, -EOPNOTSUPP,
-                              "8-bit values without a scale cannot be compared");
+                return refuse(a, -EOPNOTSUPP, "8-bit values without a scale cannot be compared");
         return 0;
 }
 
@@ -103,8 +103,9 @@ full:
         while (q->compact.n)
                 put_away(q, &q->entries[list_pop(q, &q->compact)]);
         space_count(a->space, KVD_SPACE_REFUSED_FULL, 1);
-        return refuse(a, -ENOBUFS,
-                      "there is no room for the packed blocks in addition to those that they replace; compact smaller ranges, or raise pool or quota");
+        return refuse(
+                a, -ENOBUFS,
+                "there is no room for the packed blocks in addition to those that they replace; compact smaller ranges, or raise pool or quota");
 }
 
 int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n,
@@ -197,7 +198,8 @@ static void offer_all(struct sequence *q, struct job *job) {
 
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t at = job->items[i].at;
-                struct offer offer = {.kind = KVD_CHANGE_COMPACT, .delta = (int32_t)(n - 1 - i),
+                struct offer offer = {.kind = KVD_CHANGE_COMPACT,
+                                      .delta = (int32_t)(n - 1 - i),
                                       .flags = KVD_ENTRY_OWN | KVD_ENTRY_DROPPED};
 
                 if (i < n_to) {
@@ -285,7 +287,9 @@ static bool reads_summaries(const struct space *space) {
         return is_on(space, KVD_keydiff_on);
 }
 
-const struct hooks keydiff_compact_hooks = {
-        .reads_summaries = reads_summaries,
-        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
-        .change = KVD_CHANGE_COMPACT, .taken = taken};
+const struct hooks keydiff_compact_hooks = {.reads_summaries = reads_summaries,
+                                            .sequence_begins = begin,
+                                            .sequence_pending = pending,
+                                            .sequence_ends = end,
+                                            .change = KVD_CHANGE_COMPACT,
+                                            .taken = taken};

@@ -19,8 +19,8 @@
 /* State for scoring a space's chains with KeyDiff, one leaf at a time. */
 struct chain_scores {
         struct ticket ticket;
-        uint32_t hand;         /* next block to look at */
-        kvd_ref leaf;          /* end of the chain to score */
+        uint32_t hand; /* next block to look at */
+        kvd_ref leaf;  /* end of the chain to score */
 };
 
 static struct chain_scores *chain_scores_of(const struct space *space) {
@@ -31,8 +31,8 @@ static struct chain_scores *chain_scores_of(const struct space *space) {
 
 enum signal { MASS, HITS, KEYDIFF, N_SIGNALS };
 
-static const enum kvd_setting weight_of[] = {
-        [MASS] = KVD_pressure_mass, [HITS] = KVD_pressure_hits, [KEYDIFF] = KVD_pressure_keydiff};
+static const enum kvd_setting weight_of[] =
+        {[MASS] = KVD_pressure_mass, [HITS] = KVD_pressure_hits, [KEYDIFF] = KVD_pressure_keydiff};
 
 static uint16_t signal_of(const struct sequence *q, const struct entry *e, enum signal which) {
         struct kvd_use use;
@@ -276,7 +276,9 @@ static void end(struct sequence *q) {
         job_withdraw(&q->scoring);
 }
 
-const struct hooks keydiff_priority_hooks = {
-        .space_begins = begin_space, .space_leaves = leave_space,
-        .space_ends = end_space, .idle = idle,
-        .sequence_begins = begin, .sequence_ends = end};
+const struct hooks keydiff_priority_hooks = {.space_begins = begin_space,
+                                             .space_leaves = leave_space,
+                                             .space_ends = end_space,
+                                             .idle = idle,
+                                             .sequence_begins = begin,
+                                             .sequence_ends = end};

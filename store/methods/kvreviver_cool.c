@@ -293,7 +293,10 @@ static bool reads_summaries(const struct space *space) {
         return is_on(space, KVD_kvreviver_on);
 }
 
-const struct hooks kvreviver_cool_hooks = {
-        .reads_summaries = reads_summaries,
-        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
-        .change = KVD_CHANGE_LEAVE, .taken = taken, .not_taken = not_taken};
+const struct hooks kvreviver_cool_hooks = {.reads_summaries = reads_summaries,
+                                           .sequence_begins = begin,
+                                           .sequence_pending = pending,
+                                           .sequence_ends = end,
+                                           .change = KVD_CHANGE_LEAVE,
+                                           .taken = taken,
+                                           .not_taken = not_taken};

@@ -71,8 +71,9 @@ static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx,
         struct kvd_job_item *item = job_add(job, to, at);
 
         job->items[job->n_items - 1].flags = item->flags = approx ? KVD_ENTRY_APPROX : 0;
-        item->row = e->place == KVD_NOWHERE || approx ? NONE :
-                                                        kvd_copy_row(space_index(q->space), e->place);
+        item->row = e->place == KVD_NOWHERE || approx ?
+                            NONE :
+                            kvd_copy_row(space_index(q->space), e->place);
         item->to_row = kvd_ref_id(to);
         item->place = approx ? NONE : e->place;
         item->checksum = approx ? 0 : e->checksum;
@@ -80,7 +81,7 @@ static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx,
         item->position = (int32_t)e->position;
         item->n_tokens = e->slots;
         e->busy = REVIVING;
-        e->want &= (uint8_t)~(approx ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT);
+        e->want &= (uint8_t) ~(approx ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT);
 }
 
 /*
@@ -184,7 +185,8 @@ static bool write_revive(struct ticket *t, struct job *job) {
 static void arrived(struct sequence *q, const struct job_item *item) {
         struct entry *e = &q->entries[item->at];
         bool approx = item->flags & KVD_ENTRY_APPROX;
-        struct offer offer = {.kind = KVD_CHANGE_ARRIVE, .block = item->held,
+        struct offer offer = {.kind = KVD_CHANGE_ARRIVE,
+                              .block = item->held,
                               .flags = KVD_ENTRY_OWN | (e->flags & KVD_ENTRY_COMPACT)};
 
         offer.flags |= approx ? KVD_ENTRY_APPROX : 0;
@@ -291,6 +293,9 @@ static void end(struct sequence *q) {
         job_withdraw(&q->reviving);
 }
 
-const struct hooks kvreviver_revive_hooks = {
-        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
-        .change = KVD_CHANGE_ARRIVE, .taken = taken, .not_taken = want_the_rest};
+const struct hooks kvreviver_revive_hooks = {.sequence_begins = begin,
+                                             .sequence_pending = pending,
+                                             .sequence_ends = end,
+                                             .change = KVD_CHANGE_ARRIVE,
+                                             .taken = taken,
+                                             .not_taken = want_the_rest};

@@ -61,8 +61,9 @@ uint32_t sketch_blocks(const struct sequence *q, const struct job *job) {
 }
 
 static int write_header(const struct sketch *s, uint32_t floats) {
-        struct kvd_sketch_header header = {
-                .rows = s->rows, .columns = s->columns, .cell_floats = floats};
+        struct kvd_sketch_header header = {.rows = s->rows,
+                                           .columns = s->columns,
+                                           .cell_floats = floats};
         void *at;
         int r;
 
@@ -134,7 +135,11 @@ static struct sketch *sketch_new(struct sequence *q) {
         }
         account_add(q->space, KVD_COST_sketches, 1);
         account_add(q->space, KVD_COST_files, 1);
-        *s = (struct sketch){.next = q->sketches, .fd = -1, .bytes = bytes, .rows = rows, .columns = b};
+        *s = (struct sketch){.next = q->sketches,
+                             .fd = -1,
+                             .bytes = bytes,
+                             .rows = rows,
+                             .columns = b};
         if (make_memory(s, floats) < 0) {
                 sketch_close(q->space, s);
                 return NULL;
@@ -252,8 +257,8 @@ void sketch_enter(struct sequence *q, struct entry *e, struct sketch *s) {
 static void leave_list(struct sequence *q, struct entry *e, struct sketch *s) {
         if (e->sketch_next != NONE)
                 q->entries[e->sketch_next].sketch_prev = e->sketch_prev;
-        *(e->sketch_prev == NONE ? &s->first : &q->entries[e->sketch_prev].sketch_next) =
-                e->sketch_next;
+        *(e->sketch_prev == NONE ? &s->first :
+                                   &q->entries[e->sketch_prev].sketch_next) = e->sketch_next;
         s->n_entries--;
 }
 

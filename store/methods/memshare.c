@@ -20,8 +20,9 @@
 
 /* A step consists of the blocks that lie completely inside it. */
 static struct step make_step(const struct sequence *q, uint32_t first, uint32_t n) {
-        struct step s = {
-                .first_token = first, .n_tokens = n, .first_entry = sequence_entry_at(q, first)};
+        struct step s = {.first_token = first,
+                         .n_tokens = n,
+                         .first_entry = sequence_entry_at(q, first)};
         uint32_t end;
 
         if (s.first_entry < q->n_entries && q->entries[s.first_entry].position < first)
@@ -38,9 +39,10 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         if (!q)
                 return -ENOENT;
         if (!n || first > q->n_tokens || n > q->n_tokens - first)
-                return store_refuse(space_store(a->space), -EINVAL,
-                                    "sequence in space '%s': it has %u tokens, not the %u from %u on",
-                                    space_name(a->space), q->n_tokens, n, first);
+                return store_refuse(
+                        space_store(a->space), -EINVAL,
+                        "sequence in space '%s': it has %u tokens, not the %u from %u on",
+                        space_name(a->space), q->n_tokens, n, first);
         if (!setting(a->space, KVD_memshare_on) ||
             n < setting(a->space, KVD_memshare_min_step_tokens) || q->n_steps == q->max_blocks)
                 return 0;
@@ -86,13 +88,13 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
         bool known = q == of && (e->flags & KVD_ENTRY_BORROWED);
 
         return e->ref && untouched && (known || entry_is_own(e)) &&
-               !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
-               is_full(q->space, e) && block_current(q->space, e->ref);
+               !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) && is_full(q->space, e) &&
+               block_current(q->space, e->ref);
 }
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-#define COMPARE_STEPS 1024u /* steps of one job */
+#define COMPARE_STEPS 1024u       /* steps of one job */
 #define COMPARE_TOKENS (1u << 20) /* tokens of one job: they are copied without a pause */
 /* entries and steps looked at for one job: a client may create any number of steps */
 #define COMPARE_LOOKS 16384u
@@ -131,7 +133,8 @@ static bool add_step(struct gathering *g, struct sequence *of, const struct step
         uint32_t end = MIN(s->first_entry + s->n_entries, before);
         bool room = true;
 
-        *to = (struct kvd_job_step){.first_item = g->job->n_items, .first_token = (uint32_t)g->n_tokens,
+        *to = (struct kvd_job_step){.first_item = g->job->n_items,
+                                    .first_token = (uint32_t)g->n_tokens,
                                     .n_tokens = s->n_tokens};
         if (g->n_steps == COMPARE_STEPS || g->n_tokens + s->n_tokens > COMPARE_TOKENS ||
             job_token_room(g->job, g->n_steps + 1) < g->n_tokens + s->n_tokens)
@@ -319,7 +322,9 @@ static bool reads_summaries(const struct space *space) {
         return is_on(space, KVD_memshare_on);
 }
 
-const struct hooks memshare_hooks = {
-        .reads_summaries = reads_summaries,
-        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
-        .change = KVD_CHANGE_REMAP, .taken = taken};
+const struct hooks memshare_hooks = {.reads_summaries = reads_summaries,
+                                     .sequence_begins = begin,
+                                     .sequence_pending = pending,
+                                     .sequence_ends = end,
+                                     .change = KVD_CHANGE_REMAP,
+                                     .taken = taken};

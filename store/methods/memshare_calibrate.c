@@ -149,8 +149,9 @@ static void settle_calibrate(struct job *job, enum job_end end, const void *resu
         if (found < PAIRS_LEAST)
                 return;
         qsort(distances, found, sizeof *distances, by_size);
-        memshare_of(space)->tau = distances[MIN(
-                (uint32_t)(setting(space, KVD_memshare_calibrate) * found), found - 1)];
+        memshare_of(space)->tau =
+                distances[MIN((uint32_t)(setting(space, KVD_memshare_calibrate) * found),
+                              found - 1)];
         memshare_of(space)->calibrated = MAX(memshare_of(space)->n_steps, 1);
         space_count(space, KVD_SPACE_CALIBRATED, found);
         tell(space);
@@ -179,6 +180,7 @@ static void end(struct space *space) {
         free(memshare_of(space));
 }
 
-const struct hooks memshare_calibrate_hooks = {
-        .space_begins = begin, .setting_changed = forget, .space_leaves = leave,
-        .space_ends = end};
+const struct hooks memshare_calibrate_hooks = {.space_begins = begin,
+                                               .setting_changed = forget,
+                                               .space_leaves = leave,
+                                               .space_ends = end};

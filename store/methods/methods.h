@@ -20,10 +20,10 @@ static inline bool is_on(const struct space *space, enum kvd_setting which) {
 /* MemShare's state of a space. */
 struct memshare {
         struct ticket calibrate;
-        float tau;             /* measured threshold; 0: not measured */
-        uint64_t calibrated;   /* n_steps when it was measured */
-        uint64_t n_steps;      /* number of steps of all sequences so far; numbers the steps */
-        uint64_t random;       /* state of the random number generator */
+        float tau;           /* measured threshold; 0: not measured */
+        uint64_t calibrated; /* n_steps when it was measured */
+        uint64_t n_steps;    /* number of steps of all sequences so far; numbers the steps */
+        uint64_t random;     /* state of the random number generator */
 };
 
 static inline struct memshare *memshare_of(const struct space *space) {
@@ -32,7 +32,7 @@ static inline struct memshare *memshare_of(const struct space *space) {
 
 /* KVReviver's state of a space, without its sequences' sketches. */
 struct sketches {
-        struct sketch *dead;   /* owned; list of sketches whose memory is being freed */
+        struct sketch *dead; /* owned; list of sketches whose memory is being freed */
         uint32_t last_number;
 };
 
@@ -71,10 +71,10 @@ bool sequence_compare_all(struct sequence *sequence);
 /* memshare_calibrate.c */
 /* maximum distance of two blocks that may share */
 float memshare_tau(const struct space *space);
-void calibrate_look(struct space *space);   /* call when a step has ended: measures if it is time */
+void calibrate_look(struct space *space); /* call when a step has ended: measures if it is time */
 
 /* keydiff_priority.c */
-#define PRIORITY_MOST UINT16_MAX /* the daemon itself never removes the entry */
+#define PRIORITY_MOST UINT16_MAX               /* the daemon itself never removes the entry */
 void priority_rank(struct sequence *sequence); /* ranks the next piece of it: sequence->ranked */
 
 /* relief.c */

@@ -13,11 +13,11 @@
 #include "store/tier/carry.h"
 
 struct pull {
-        struct bringing to;           /* in remote->pulls */
-        uint32_t first;               /* number of blocks that were resident */
+        struct bringing to; /* in remote->pulls */
+        uint32_t first;     /* number of blocks that were resident */
         uint32_t n_tokens;
-        bool found;                   /* FIND was answered: n and names are set */
-        uint32_t n, at;               /* n: blocks on the servers; at: blocks of these done */
+        bool found;     /* FIND was answered: n and names are set */
+        uint32_t n, at; /* n: blocks on the servers; at: blocks of these done */
         struct kvd_key names[KVD_REMOTE_FOUND + 1]; /* of the block before them, then of each */
         uint32_t tokens[];
 };
@@ -29,39 +29,39 @@ struct remote { /* of a store */
         void (*wanted)(void *data, bool soon);
         void *data;
 
-        bool asked;                   /* a request is outstanding, at the servers or at a worker */
-        bool ready;                   /* question is complete, and is sent to the servers next */
-        uint64_t asked_ns;            /* time of the request */
+        bool asked;        /* a request is outstanding, at the servers or at a worker */
+        bool ready;        /* question is complete, and is sent to the servers next */
+        uint64_t asked_ns; /* time of the request */
         struct store_remote_question question; /* the current request */
-        struct pull *pulling;         /* FIND, GET: the fetch; or NULL */
-        struct kvd_list pulls;        /* owned; a queue */
-        uint32_t pulls_in_a_row;      /* requests for fetches since writes last had a turn */
-        uint32_t turn;                /* number of the space to sweep next */
-        uint64_t push_at_ns;          /* no writes before this time, if push_pause_ns is not 0 */
-        uint64_t push_pause_ns;       /* current back-off; 0: the last write succeeded */
-        kvd_ref looking;              /* FIND: last block of the prefix to write; 0: for a fetch */
+        struct pull *pulling;                  /* FIND, GET: the fetch; or NULL */
+        struct kvd_list pulls;                 /* owned; a queue */
+        uint32_t pulls_in_a_row; /* requests for fetches since writes last had a turn */
+        uint32_t turn;           /* number of the space to sweep next */
+        uint64_t push_at_ns;     /* no writes before this time, if push_pause_ns is not 0 */
+        uint64_t push_pause_ns;  /* current back-off; 0: the last write succeeded */
+        kvd_ref looking;         /* FIND: last block of the prefix to write; 0: for a fetch */
         uint32_t prefix[KVD_FETCH_TOKENS]; /* tokens of that prefix */
-        uint64_t epoch;               /* counts servers' returns: they may have lost blocks */
+        uint64_t epoch;                    /* counts servers' returns: they may have lost blocks */
         struct store_remote_info info;
-        char refusal[128];            /* store_remote_refused */
-        struct carry *carry;          /* owned; NULL if the pool is in host memory */
+        char refusal[128];                /* store_remote_refused */
+        struct carry *carry;              /* owned; NULL if the pool is in host memory */
         int32_t errors[KVD_REMOTE_ITEMS]; /* of the carry's items */
 };
 
 struct remote_name { /* of a block that is on the servers */
         struct kvd_key name;
-        kvd_ref block;                /* the block that had the id when name was noted */
+        kvd_ref block; /* the block that had the id when name was noted */
         uint64_t epoch;
 };
 
 struct remote_space {
-        bool unswept;                 /* something has changed since the last full round */
-        uint32_t hand;                /* block to look at next */
-        uint32_t looked;              /* blocks looked at in this round */
-        uint64_t changes;             /* carry_changes when unswept was last set */
-        kvd_ref first;                /* first block of the bidirectional prefix of that name */
-        struct kvd_key prefix;        /* name of a bidirectional prefix */
-        struct remote_name names[];   /* by block id */
+        bool unswept;               /* something has changed since the last full round */
+        uint32_t hand;              /* block to look at next */
+        uint32_t looked;            /* blocks looked at in this round */
+        uint64_t changes;           /* carry_changes when unswept was last set */
+        kvd_ref first;              /* first block of the bidirectional prefix of that name */
+        struct kvd_key prefix;      /* name of a bidirectional prefix */
+        struct remote_name names[]; /* by block id */
 };
 
 static inline struct remote_space *remote_space_of(const struct space *space) {

@@ -125,9 +125,10 @@ static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
                                                                  .name = p->names[i + 1],
                                                                  .root = root,
                                                                  .group = p->to.chain.group,
-                                                                 .n_tokens = tokens_at(
-                                                                         p->to.space, root,
-                                                                         p->first + i)},
+                                                                 .n_tokens = tokens_at(p->to.space,
+                                                                                       root,
+                                                                                       p->first +
+                                                                                               i)},
                                                         .block = to,
                                                         .tokens = p->tokens + (p->first + i) * bt});
         return true;

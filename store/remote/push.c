@@ -148,8 +148,8 @@ static bool sweep(struct remote *remote, struct space *space) {
         uint32_t reads = KVD_PIN_READS;
 
         remote_begin_question(remote, STORE_REMOTE_PUT, space);
-        for (uint32_t looks = 0; looks < LOOKS && reads && !remote->looking &&
-                                 !remote_question_is_full(remote);
+        for (uint32_t looks = 0;
+             looks < LOOKS && reads && !remote->looking && !remote_question_is_full(remote);
              looks++) {
                 if (rs->looked >= space_ids(space)) {
                         rs->unswept = false;
@@ -191,8 +191,8 @@ static void pause_after(struct remote *remote, uint32_t written, uint32_t n) {
         else if (written)
                 remote->push_pause_ns = FIRST_PAUSE_NS;
         else
-                remote->push_pause_ns =
-                        MIN(MAX(remote->push_pause_ns * 2, FIRST_PAUSE_NS), MOST_PAUSE_NS);
+                remote->push_pause_ns = MIN(MAX(remote->push_pause_ns * 2, FIRST_PAUSE_NS),
+                                            MOST_PAUSE_NS);
         remote->push_at_ns = sys_now_ns() + remote->push_pause_ns;
 }
 

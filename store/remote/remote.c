@@ -98,7 +98,7 @@ void store_remote_servers(struct store *store, uint32_t servers, uint32_t away, 
 
         remote->info.servers = servers;
         remote->info.away = away;
-        remote->state = !away                  ? STORE_REMOTE_ON :
+        remote->state = !away                     ? STORE_REMOTE_ON :
                         servers && away < servers ? STORE_REMOTE_PARTLY :
                                                     STORE_REMOTE_AWAY;
         snprintf(remote->info.why, sizeof remote->info.why, "%s", away ? why : "");
@@ -187,8 +187,9 @@ const struct kvd_key *remote_name_of(const struct remote *remote, const struct s
 
 void remote_note(const struct remote *remote, struct space *space, uint32_t id,
                  struct kvd_key name) {
-        remote_space_of(space)->names[id] = (struct remote_name){
-                .name = name, .block = block_ref(space, id), .epoch = remote->epoch};
+        remote_space_of(space)->names[id] = (struct remote_name){.name = name,
+                                                                 .block = block_ref(space, id),
+                                                                 .epoch = remote->epoch};
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -197,8 +198,7 @@ static bool has_fingerprint(const struct kvd_shape *shape) {
         return shape->fingerprint[0] || shape->fingerprint[1];
 }
 
-void remote_begin_question(struct remote *remote, enum store_remote_ask what,
-                           struct space *space) {
+void remote_begin_question(struct remote *remote, enum store_remote_ask what, struct space *space) {
         struct store_remote_question *q = &remote->question;
         const struct domain_config *domain = &space_domain(space)->config;
 
@@ -300,16 +300,12 @@ int store_remote_memory(struct store *store, uint32_t item, uint64_t *offset) {
 static const char *text_of(const struct remote *remote, int error) {
         switch (error) {
         case -EREMOTEIO:
-        case -ENOSPC:
-                return remote->refusal[0] ? remote->refusal : "an answer made no sense";
-        case -EHOSTUNREACH:
-                return "a server did not answer";
-        case -EBUSY:
-                return "another client has begun to write a block there, and has not finished";
+        case -ENOSPC: return remote->refusal[0] ? remote->refusal : "an answer made no sense";
+        case -EHOSTUNREACH: return "a server did not answer";
+        case -EBUSY: return "another client has begun to write a block there, and has not finished";
         case -ECANCELED:
                 return "a process that works for the daemon ended, or could not do its part";
-        default:
-                return strerror(-error);
+        default: return strerror(-error);
         }
 }
 

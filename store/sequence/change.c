@@ -115,9 +115,10 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
         if (!q)
                 return -ENOENT;
         if (n_taken > q->n_sent)
-                return store_refuse(space_store(a->space), -EINVAL,
-                                    "sync in space '%s': the client answers %u changes, but only %u were proposed",
-                                    space_name(a->space), n_taken, q->n_sent);
+                return store_refuse(
+                        space_store(a->space), -EINVAL,
+                        "sync in space '%s': the client answers %u changes, but only %u were proposed",
+                        space_name(a->space), n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);
         for (uint32_t at = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {

@@ -29,9 +29,10 @@ int sequence_check_entries(struct attachment *a, const struct sequence *q, uint3
                                     "there is no such way to cool or revive a block");
         for (uint32_t i = 0; i < n; i++)
                 if (entries[i] >= q->n_entries)
-                        return store_refuse(space_store(a->space), -EINVAL,
-                                            "sequence in space '%s': it has %u entries, so there is no entry %u",
-                                            space_name(a->space), q->n_entries, entries[i]);
+                        return store_refuse(
+                                space_store(a->space), -EINVAL,
+                                "sequence in space '%s': it has %u entries, so there is no entry %u",
+                                space_name(a->space), q->n_entries, entries[i]);
         return 0;
 }
 
@@ -148,8 +149,10 @@ void entry_drop_room(struct sequence *q, struct entry *e) {
 void entry_seal(struct sequence *q, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags) {
         /* for a packed block, of which each head has tokens of its own */
         static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS];
-        struct kvd_desc fields = {.depth = q->entries[at].position, .n_tokens = (uint16_t)n_tokens,
-                                  .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | flags};
+        struct kvd_desc fields = {.depth = q->entries[at].position,
+                                  .n_tokens = (uint16_t)n_tokens,
+                                  .group = (uint16_t)q->group,
+                                  .flags = KVD_DESC_PRIVATE | flags};
 
         block_seal_private(q->space, kvd_ref_id(block), &fields,
                            flags & KVD_DESC_COMPACT ? no_tokens :

@@ -27,7 +27,7 @@ static bool is_clean(const struct entry *e) {
 
 #define RECLAIM_LOOKS 8192u /* entries looked at in one call: about half a millisecond */
 #define RECLAIM_COPIES 64u
-#define RECLAIM_BYTES 256u /* freeing so many bytes takes as long as looking at one entry */
+#define RECLAIM_BYTES 256u   /* freeing so many bytes takes as long as looking at one entry */
 #define RECLAIM_SPACES 1024u /* spaces looked at in one call */
 
 /*

@@ -195,9 +195,13 @@ static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const u
                       uint32_t n) {
         struct entry *e = &q->entries[q->n_entries++];
 
-        *e = (struct entry){.ref = block, .position = q->n_tokens, .n_tokens = (uint16_t)n,
-                            .slots = (uint16_t)n, .place = KVD_NOWHERE,
-                            .ordinal = KVD_NO_ORDINAL, .next = NONE};
+        *e = (struct entry){.ref = block,
+                            .position = q->n_tokens,
+                            .n_tokens = (uint16_t)n,
+                            .slots = (uint16_t)n,
+                            .place = KVD_NOWHERE,
+                            .ordinal = KVD_NO_ORDINAL,
+                            .next = NONE};
         memcpy(q->tokens + q->n_tokens, tokens, n * sizeof *tokens);
         q->n_tokens += n;
         sequences_of(q->space)->n_entries++;
@@ -294,9 +298,9 @@ static bool close_some(struct attachment *a) {
         return left > 0;
 }
 
-#define CLOSE_ENTRIES 1024u                /* entries released in one call */
-#define CLOSE_COPIES 256u                  /* ... with copies to be erased */
-#define CLOSE_BYTES (UINT64_C(2) << 20)    /* of exact copies erased in one call */
+#define CLOSE_ENTRIES 1024u             /* entries released in one call */
+#define CLOSE_COPIES 256u               /* ... with copies to be erased */
+#define CLOSE_BYTES (UINT64_C(2) << 20) /* of exact copies erased in one call */
 
 /* Returns whether a copy was erased. */
 static bool let_go(struct sequence *q, struct entry *e) {

@@ -41,35 +41,35 @@ enum entry_busy {
 };
 
 struct entry {
-        kvd_ref ref;           /* resident block; 0 if it has left */
-        uint64_t checksum;     /* of the exact copy */
+        kvd_ref ref;       /* resident block; 0 if it has left */
+        uint64_t checksum; /* of the exact copy */
         /* generation of the block that was copied; also in the copy's row of the summaries */
         uint32_t row_generation;
-        uint32_t position;     /* of its first token, in tokens */
-        uint32_t place;        /* of its exact copy; KVD_NOWHERE if none */
-        uint32_t sketch;       /* number of its sketch, if ordinal is set */
-        uint32_t ordinal;      /* of its first token in the sketch; KVD_NO_ORDINAL if none */
+        uint32_t position; /* of its first token, in tokens */
+        uint32_t place;    /* of its exact copy; KVD_NOWHERE if none */
+        uint32_t sketch;   /* number of its sketch, if ordinal is set */
+        uint32_t ordinal;  /* of its first token in the sketch; KVD_NO_ORDINAL if none */
         uint32_t sketch_next, sketch_prev; /* entries of the same sketch; NONE if none */
-        uint16_t n_tokens;     /* tokens of the sequence that it stands for */
-        uint16_t slots;        /* slots of its block in use; differs from n_tokens if compact */
-        uint16_t flags;        /* enum kvd_entry_flags */
-        uint8_t busy;          /* enum entry_busy */
+        uint16_t n_tokens;                 /* tokens of the sequence that it stands for */
+        uint16_t slots; /* slots of its block in use; differs from n_tokens if compact */
+        uint16_t flags; /* enum kvd_entry_flags */
+        uint8_t busy;   /* enum entry_busy */
         /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
         uint8_t want;
-        bool leaving;          /* counted in sequences_of(space)->n_leaving */
-        bool summarised;       /* the exact copy has a row of the summaries */
+        bool leaving;    /* counted in sequences_of(space)->n_leaving */
+        bool summarised; /* the exact copy has a row of the summaries */
         /* its flags changed after it left, and the client was not told yet */
         bool untold;
-        bool sent;             /* OFFERED: the offer was sent to the client */
-        uint16_t score;        /* KeyDiff's, 1 to 65535; 0 if not known */
-        uint16_t priority;     /* result of priority_rank */
-        float value;           /* its intermediate sum */
+        bool sent;         /* OFFERED: the offer was sent to the client */
+        uint16_t score;    /* KeyDiff's, 1 to 65535; 0 if not known */
+        uint16_t priority; /* result of priority_rank */
+        float value;       /* its intermediate sum */
 
-        uint8_t change;        /* OFFERED: enum kvd_change_kind */
+        uint8_t change; /* OFFERED: enum kvd_change_kind */
         uint16_t new_flags, new_slots;
         int32_t new_delta;
         float distance;
-        uint32_t next, prev;   /* in one of the lists */
+        uint32_t next, prev; /* in one of the lists */
         /*
          * OFFERED: held block that the change brings, or 0. COMPACT_WANTED: room for the packed
          * block, or 0 (keydiff_compact.c).
@@ -77,7 +77,7 @@ struct entry {
         kvd_ref other;
 };
 
-struct copy_owner { /* owner of an exact copy */
+struct copy_owner {                      /* owner of an exact copy */
         uint32_t place, sequence, entry; /* place of the copy, number of the sequence, its entry */
 };
 
@@ -95,21 +95,21 @@ struct step { /* MemShare */
 struct sketch {
         struct sketch *next;
         uint32_t number;
-        int fd;                /* owned */
+        int fd; /* owned */
         uint64_t bytes;
         uint32_t rows, columns;
-        uint32_t n_ordinals;   /* ordinals given out */
-        uint32_t n_tokens;     /* tokens in it: added and not taken out */
-        uint32_t n_entries;    /* entries with ordinals in it */
-        uint32_t first;        /* one of these, if n_entries > 0 */
-        bool broken;           /* a worker was lost while it wrote: must be rebuilt */
+        uint32_t n_ordinals; /* ordinals given out */
+        uint32_t n_tokens;   /* tokens in it: added and not taken out */
+        uint32_t n_entries;  /* entries with ordinals in it */
+        uint32_t first;      /* one of these, if n_entries > 0 */
+        bool broken;         /* a worker was lost while it wrote: must be rebuilt */
 };
 
 struct sequence {
         struct space *space;
         struct attachment *attachment; /* NULL: it is closed */
-        struct sequence *next; /* in sequences_of(space)->closing */
-        uint32_t number;       /* incarnation * KVD_MAX_SEQUENCES + seat */
+        struct sequence *next;         /* in sequences_of(space)->closing */
+        uint32_t number;               /* incarnation * KVD_MAX_SEQUENCES + seat */
         uint32_t group;
         uint32_t max_blocks;
         uint32_t n_entries, n_tokens, n_steps;
@@ -119,26 +119,26 @@ struct sequence {
         struct step *steps;    /* max_blocks */
         uint32_t *tokens;      /* max_blocks x block_tokens */
 
-        struct list changes;   /* offers; the first n_sent of them were in the last answer */
+        struct list changes; /* offers; the first n_sent of them were in the last answer */
         uint32_t n_sent;
         struct list cool, revive, forget, compact; /* entries that wait for a worker */
         struct ticket cooling, reviving, forgetting, rebuilding, comparing, scoring, compacting;
-        uint32_t keep;         /* compaction: tokens that each head keeps, over all its entries */
+        uint32_t keep; /* compaction: tokens that each head keeps, over all its entries */
 
-        struct sketch *sketches; /* owned; newest first */
+        struct sketch *sketches;     /* owned; newest first */
         struct sketch *sketch_found; /* result of the last search among these; or NULL */
-        uint32_t n_own;        /* resident entries of its own that are not shared */
-        uint32_t n_leaving;    /* entries that are leaving */
-        uint32_t n_copies;     /* entries that have an exact copy, resident or not */
-        uint32_t n_fetching;   /* entries that are FETCHING */
-        uint32_t compared;     /* step of the COMPARE job in flight */
-        uint32_t n_compared;   /* steps before this one need not be compared */
-        uint32_t n_again;      /* steps 1 to n_again - 1 are compared once more */
-        bool swapped;          /* other entries were asked to make room for those in revive */
-        bool passed;           /* relief has had it compared again during this shortage */
+        uint32_t n_own;              /* resident entries of its own that are not shared */
+        uint32_t n_leaving;          /* entries that are leaving */
+        uint32_t n_copies;           /* entries that have an exact copy, resident or not */
+        uint32_t n_fetching;         /* entries that are FETCHING */
+        uint32_t compared;           /* step of the COMPARE job in flight */
+        uint32_t n_compared;         /* steps before this one need not be compared */
+        uint32_t n_again;            /* steps 1 to n_again - 1 are compared once more */
+        bool swapped;                /* other entries were asked to make room for those in revive */
+        bool passed;                 /* relief has had it compared again during this shortage */
         /* n_own at the last fruitless search of relief; 0 if not searched yet */
         uint32_t spent;
-        struct ranked {        /* keydiff_priority.c: the range of entries that was ranked last */
+        struct ranked { /* keydiff_priority.c: the range of entries that was ranked last */
                 uint32_t from, to;
                 uint32_t in_vain; /* entries ranked since one of them left */
         } ranked;
@@ -149,18 +149,18 @@ struct sequence {
         struct critical *critical; /* owned; see hshare.c */
 };
 
-struct sequences { /* of a space */
+struct sequences {                              /* of a space */
         struct sequence *at[KVD_MAX_SEQUENCES]; /* owned; by seat */
-        struct sequence *closing;  /* owned; closed, but their entries are not released yet */
+        struct sequence *closing; /* owned; closed, but their entries are not released yet */
         uint32_t n, last_incarnation;
-        uint64_t n_entries;        /* of all tables */
+        uint64_t n_entries;                               /* of all tables */
         uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
 
         /* entry_copies.c */
-        bool has_clean;            /* there may be copies of entries that are resident again */
+        bool has_clean; /* there may be copies of entries that are resident again */
         uint32_t clean_sequence, clean_entry; /* where the search for these continues */
-        uint64_t clean_looks;      /* looks since the last one was found */
-        uint32_t cold_sequence, cold_entry; /* the same for copies that may go to a file */
+        uint64_t clean_looks;                 /* looks since the last one was found */
+        uint32_t cold_sequence, cold_entry;   /* the same for copies that may go to a file */
         uint64_t cold_looks;
 };
 
@@ -185,12 +185,11 @@ uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token);
 void list_push(struct sequence *sequence, struct list *list, uint32_t at);
 void list_push_first(struct sequence *sequence, struct list *list, uint32_t at);
 void list_remove(struct sequence *sequence, struct list *list, uint32_t at); /* must be in it */
-uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
+uint32_t list_pop(struct sequence *sequence, struct list *list);             /* or NONE */
 
 /* checks the arguments of a request to cool or revive entries; 0 or -EINVAL */
 int sequence_check_entries(struct attachment *attachment, const struct sequence *sequence,
-                           uint32_t how,
-                           const uint32_t *entries, uint32_t n);
+                           uint32_t how, const uint32_t *entries, uint32_t n);
 
 /* the entry gives up its block */
 void entry_drop_block(struct sequence *sequence, struct entry *entry);
@@ -209,10 +208,10 @@ void entry_seal(struct sequence *sequence, kvd_ref block, uint32_t at, uint32_t 
 /* change.c: proposals to the client */
 struct offer {
         enum kvd_change_kind kind;
-        kvd_ref block;     /* 0 if none; held while it is offered */
+        kvd_ref block; /* 0 if none; held while it is offered */
         int32_t delta;
-        uint32_t flags;    /* flags of the entry once the change is taken */
-        uint32_t slots;    /* COMPACT: slots in use */
+        uint32_t flags; /* flags of the entry once the change is taken */
+        uint32_t slots; /* COMPACT: slots in use */
         float distance;
 };
 void change_offer(struct sequence *sequence, uint32_t at, const struct offer *offer);
@@ -226,7 +225,7 @@ void change_tell(struct sequence *sequence, uint32_t at);
 /* is there room for one more copy? Frees copies of resident entries if necessary */
 bool copies_have_room(struct space *space);
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
-void copies_clean(struct space *space); /* an entry with a copy is resident again */
+void copies_clean(struct space *space);  /* an entry with a copy is resident again */
 void entry_erase_copy(struct sequence *sequence, struct entry *entry);
 /* it is not revived */
 void revival_refused(struct sequence *sequence, uint32_t at);

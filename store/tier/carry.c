@@ -162,13 +162,16 @@ bool carry_has_room(const struct carry *c, const struct space *space) {
 void carry_add(struct carry *c, kvd_ref block) {
         uint32_t place = c->n_spare ? c->spare[--c->n_spare] : place_take(c->space);
 
-        c->items[c->n++] = (struct carry_item){
-                .block = block, .place = place, .error = place == KVD_NOWHERE ? -ENOSPC : 0};
+        c->items[c->n++] = (struct carry_item){.block = block,
+                                               .place = place,
+                                               .error = place == KVD_NOWHERE ? -ENOSPC : 0};
 }
 
 void carry_add_copy(struct carry *c, kvd_ref block, uint32_t place, uint64_t checksum) {
-        c->items[c->n++] = (struct carry_item){
-                .block = block, .place = place, .borrowed = true, .checksum = checksum};
+        c->items[c->n++] = (struct carry_item){.block = block,
+                                               .place = place,
+                                               .borrowed = true,
+                                               .checksum = checksum};
 }
 
 int carry_memory(const struct carry *c, uint32_t item, struct space *space, kvd_ref block,
@@ -287,6 +290,6 @@ bool carry_spares_place(const struct space *space) {
 
 uint64_t carry_changes(const struct carry *c, const struct space *space) {
         return c ? atomic_load(&space_index(space)->counters[KVD_SPACE_ALLOCATED]) +
-                           atomic_load(&space_index(space)->counters[KVD_SPACE_SEALED]) :
+                               atomic_load(&space_index(space)->counters[KVD_SPACE_SEALED]) :
                    space->audit.changes;
 }

@@ -23,23 +23,23 @@
 #define CARRY_MOST 256u /* maximum number of blocks at a time */
 
 struct carry_item {
-        kvd_ref block;          /* held by the caller */
-        uint32_t place;         /* of its copy; KVD_NOWHERE: none, or given away (carry_give) */
-        bool borrowed;          /* the place is not the carry's (carry_add_copy) */
-        int32_t error;          /* 0, or a negative errno: the block is not carried */
-        uint64_t checksum;      /* XXH3-64 of the copy */
+        kvd_ref block;     /* held by the caller */
+        uint32_t place;    /* of its copy; KVD_NOWHERE: none, or given away (carry_give) */
+        bool borrowed;     /* the place is not the carry's (carry_add_copy) */
+        int32_t error;     /* 0, or a negative errno: the block is not carried */
+        uint64_t checksum; /* XXH3-64 of the copy */
 };
 
 struct carry {
         void *owner;
         void (*done)(struct carry *carry, bool failed); /* failed: because of the worker */
-        uint64_t most;          /* maximum bytes of spare places; copies leave this much room */
-        struct carry *next;     /* in the store's list */
+        uint64_t most;      /* maximum bytes of spare places; copies leave this much room */
+        struct carry *next; /* in the store's list */
         struct ticket ticket;
-        struct space *space;    /* NULL: empty */
+        struct space *space; /* NULL: empty */
         uint32_t n, n_spare;
         struct carry_item items[CARRY_MOST];
-        struct space *last;     /* space of the spare places; NULL: there are none */
+        struct space *last;         /* space of the spare places; NULL: there are none */
         uint32_t spare[CARRY_MOST]; /* places that have memory but no copy; n_spare of them */
 };
 

@@ -287,6 +287,8 @@ static void usage(const struct space *space, struct space_usage *ret) {
         ret->spill_slots = kvd_places(space_index(space));
 }
 
-const struct hooks tier_hooks = {
-        .lay_out = lay_out, .space_begins = begin, .space_buried = bury, .space_ends = end,
-        .usage = usage};
+const struct hooks tier_hooks = {.lay_out = lay_out,
+                                 .space_begins = begin,
+                                 .space_buried = bury,
+                                 .space_ends = end,
+                                 .usage = usage};

@@ -23,32 +23,32 @@
  */
 enum place_state { PLACE_HERE, PLACE_GOES, PLACE_BELOW, PLACE_WANTED, PLACE_COMES };
 
-struct place { /* of tier memory */
+struct place {                    /* of tier memory */
         uint32_t record;          /* place in the files' catalog, unless HERE */
         uint32_t sequence, entry; /* owner of the copy, unless HERE; sequence 0: none waits */
         uint32_t next;            /* WANTED: next place to read; or KVD_NOWHERE */
         uint8_t state;
-        uint8_t tries;            /* number of attempts to read it */
-        bool erased;              /* to be erased when it is not being moved any more */
+        uint8_t tries; /* number of attempts to read it */
+        bool erased;   /* to be erased when it is not being moved any more */
 };
 
 /* The places of one space in one tier. */
 struct tier_places {
-        uint32_t *free;        /* owned; stack of unused places, see number_at */
+        uint32_t *free; /* owned; stack of unused places, see number_at */
         uint32_t n_free, n;
-        uint32_t end;          /* places from here on never had a copy */
+        uint32_t end; /* places from here on never had a copy */
         /* owned; descriptor with which workers access the copies; -1: not open */
         int fd;
 };
 
 struct tiers { /* of a space */
         struct tier_places places[KVD_N_TIERS];
-        uint64_t spill_bytes;  /* of copies in memory and of sketches, charged to the store */
-        struct place *moved;   /* owned; by place; NULL: no copy ever left memory */
+        uint64_t spill_bytes; /* of copies in memory and of sketches, charged to the store */
+        struct place *moved;  /* owned; by place; NULL: no copy ever left memory */
         /* drops the record of a place that is erased while BELOW */
         void (*drop)(struct space *space, uint32_t record);
-        uint32_t n_below;      /* used places without memory: copies in files */
-        uint32_t buried;       /* places that bury_below has looked at */
+        uint32_t n_below; /* used places without memory: copies in files */
+        uint32_t buried;  /* places that bury_below has looked at */
 };
 
 static inline struct tiers *tiers_of(const struct space *space) {
@@ -56,7 +56,7 @@ static inline struct tiers *tiers_of(const struct space *space) {
 }
 
 struct tier {
-        const char *what;      /* for refusals */
+        const char *what; /* for refusals */
         /*
          * Maximum number of copies of a space, fixed when it is made. A place that is not used must
          * cost nothing but its number.
@@ -103,7 +103,7 @@ int place_memory(struct space *space, uint32_t place, uint64_t *offset);
 
 bool place_available(const struct space *space);
 uint64_t places_free(const struct space *space); /* even if there is no memory for them */
-uint32_t place_take(struct space *space); /* KVD_NOWHERE: no tier has room */
+uint32_t place_take(struct space *space);        /* KVD_NOWHERE: no tier has room */
 void place_erase(struct space *space, uint32_t place);
 
 /* Memory of the space's copies, without those in files. */

@@ -38,7 +38,9 @@ bool bench_wants_any(const struct bench *bench, const char *const *case_names) {
 }
 
 struct contest bench_contest(const struct bench *bench, const char *name, uint32_t n_items) {
-        return (struct contest){.name = name, .n_items = n_items, .rounds = bench->rounds,
+        return (struct contest){.name = name,
+                                .n_items = n_items,
+                                .rounds = bench->rounds,
                                 .samples = bench->samples};
 }
 
@@ -70,9 +72,12 @@ static int usage(const char *name) {
 
 static int parse(struct bench *bench, int argc, char **argv) {
         static const struct option options[] = {
-                {"quick", no_argument, NULL, 'q'},        {"only", required_argument, NULL, 'o'},
-                {"dir", required_argument, NULL, 'd'},    {"kvd", required_argument, NULL, 'k'},
-                {"entries", required_argument, NULL, 'e'}, {"rounds", required_argument, NULL, 'r'},
+                {"quick", no_argument, NULL, 'q'},
+                {"only", required_argument, NULL, 'o'},
+                {"dir", required_argument, NULL, 'd'},
+                {"kvd", required_argument, NULL, 'k'},
+                {"entries", required_argument, NULL, 'e'},
+                {"rounds", required_argument, NULL, 'r'},
                 {0},
         };
         int c;
@@ -83,23 +88,12 @@ static int parse(struct bench *bench, int argc, char **argv) {
                         bench->quick = true;
                         bench->samples = 60;
                         break;
-                case 'o':
-                        bench->only = optarg;
-                        break;
-                case 'd':
-                        bench->dir = optarg;
-                        break;
-                case 'k':
-                        bench->kvd = optarg;
-                        break;
-                case 'e':
-                        bench->entries = strtoull(optarg, NULL, 0);
-                        break;
-                case 'r':
-                        bench->rounds = (uint32_t)atoi(optarg);
-                        break;
-                default:
-                        return -EINVAL;
+                case 'o': bench->only = optarg; break;
+                case 'd': bench->dir = optarg; break;
+                case 'k': bench->kvd = optarg; break;
+                case 'e': bench->entries = strtoull(optarg, NULL, 0); break;
+                case 'r': bench->rounds = (uint32_t)atoi(optarg); break;
+                default: return -EINVAL;
                 }
         }
         return bench->dir && bench->kvd && optind == argc ? 0 : -EINVAL;

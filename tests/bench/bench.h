@@ -11,10 +11,10 @@
 
 struct bench {
         bool quick;
-        const char *only;   /* a case, a prefix of cases, or NULL: all */
-        const char *dir;    /* an empty directory, in memory if possible */
-        const char *kvd;    /* the daemon */
-        uint64_t entries;   /* blocks in the index */
+        const char *only; /* a case, a prefix of cases, or NULL: all */
+        const char *dir;  /* an empty directory, in memory if possible */
+        const char *kvd;  /* the daemon */
+        uint64_t entries; /* blocks in the index */
         uint32_t rounds, samples;
 };
 

@@ -138,8 +138,8 @@ static struct contest contest_of(const struct bench *bench, struct world *w, con
 static int run_put(const struct bench *bench, struct world *w) {
         struct contest contest = contest_of(bench, w, w->size->put);
 
-        contest_add(&contest, (struct contender){"kvd", batch_tokens, batch_put, batch_unpin,
-                                                 &w->batch});
+        contest_add(&contest,
+                    (struct contender){"kvd", batch_tokens, batch_put, batch_unpin, &w->batch});
         peers_add(&contest, &w->peers, choose_put);
         return bench_run(bench, &contest);
 }

@@ -37,7 +37,7 @@
 #define LOOKUPS 100u       /* of a step */
 #define FULL_CLIENTS 4u
 #define STEP_NS UINT64_C(10000000)
-#define BUCKETS 512u       /* of lookup times, 16 ns each; the last one also has all longer times */
+#define BUCKETS 512u /* of lookup times, 16 ns each; the last one also has all longer times */
 
 struct client {
         _Atomic uint64_t posted, lookups, wrong;

@@ -31,7 +31,7 @@
 #define REQUEST_BYTES 64u
 #define REFERENCE_BYTES 9u /* a 64-bit number in msgpack */
 #define TOKEN_BYTES 4u
-#define WAKE_BYTES 16u     /* about the size of a message without fields */
+#define WAKE_BYTES 16u /* about the size of a message without fields */
 
 #define POOL_BLOCKS 65536u
 #define FILL_BATCH 16u
@@ -145,8 +145,9 @@ static int start(struct world *w, const struct bench *bench, const char *dir) {
 }
 
 int cases_publish(const struct bench *bench) {
-        static struct world w = {
-                .kvd = {.daemon = NO_PROCESS}, .echo = NO_PROCESS, .batch = {.kvd = &w.kvd}};
+        static struct world w = {.kvd = {.daemon = NO_PROCESS},
+                                 .echo = NO_PROCESS,
+                                 .batch = {.kvd = &w.kvd}};
         bool wanted = bench_wants(bench, "owner-cpu");
         char dir[256];
         int r;

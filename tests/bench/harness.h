@@ -19,15 +19,15 @@ struct contender {
         const char *name;
         /* not timed: prepares what a caller would have ready. May be NULL */
         int (*prepare)(void *ctx, uint32_t item);
-        int (*run)(void *ctx);                    /* timed. 0, or a wrong answer */
-        int (*finish)(void *ctx);                 /* not timed: releases the result. May be NULL */
+        int (*run)(void *ctx);    /* timed. 0, or a wrong answer */
+        int (*finish)(void *ctx); /* not timed: releases the result. May be NULL */
         void *ctx;
 };
 
 struct contest {
         const char *name;
-        bool hot;          /* one item per round instead of another one each time */
-        uint32_t n_items;  /* items are 0 to n_items - 1 */
+        bool hot;         /* one item per round instead of another one each time */
+        uint32_t n_items; /* items are 0 to n_items - 1 */
         uint32_t rounds, samples;
         uint32_t divide; /* operations in one run; 0 means 1 */
         size_t n;

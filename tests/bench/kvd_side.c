@@ -46,8 +46,9 @@ static int start_daemon(struct kvd_side *side, const char *program, const char *
                         uint64_t pool_bytes, const char *option) {
         static unsigned number;
         char own[400], log[512], pool[32], ready[16];
-        char *argv[] = {(char *)program, "--private",  own,   "--backend",    "host", "--pool",
-                        pool,            "--ready-fd", ready, (char *)option, NULL};
+        char *argv[] = {(char *)program, "--private",    own,  "--backend",
+                        "host",          "--pool",       pool, "--ready-fd",
+                        ready,           (char *)option, NULL};
         int r;
 
         snprintf(own, sizeof own, "%s/kvd-%u", dir, number++);

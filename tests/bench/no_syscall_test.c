@@ -74,16 +74,10 @@ static bool ask_all_ways(kvd_space *space, const struct chains *chains, uint32_t
 
         chain_tokens(chains, i % chains->n_chains, tokens);
         switch (i % 4) {
-        case 0:
-                return ask(space, tokens, CHAIN_TOKENS, CHAIN_TOKENS);
-        case 1:
-                return ask(space, tokens, CHAIN_TOKENS - 5, CHAIN_TOKENS - BLOCK_TOKENS);
-        case 2:
-                tokens[half]++;
-                return ask(space, tokens, CHAIN_TOKENS, half);
-        default:
-                tokens[0]++;
-                return ask(space, tokens, CHAIN_TOKENS, 0);
+        case 0: return ask(space, tokens, CHAIN_TOKENS, CHAIN_TOKENS);
+        case 1: return ask(space, tokens, CHAIN_TOKENS - 5, CHAIN_TOKENS - BLOCK_TOKENS);
+        case 2: tokens[half]++; return ask(space, tokens, CHAIN_TOKENS, half);
+        default: tokens[0]++; return ask(space, tokens, CHAIN_TOKENS, 0);
         }
 }
 
@@ -204,9 +198,9 @@ static int judge(const char *which, int reached, int killed_by) {
                 return 0;
         }
         fprintf(stderr, "%s: %s\n", which,
-                reached == WRONG        ? "a lookup gave a wrong answer"
-                : killed_by == SIGSYS ? "a lookup made a system call"
-                                      : "the child did not finish");
+                reached == WRONG    ? "a lookup gave a wrong answer" :
+                killed_by == SIGSYS ? "a lookup made a system call" :
+                                      "the child did not finish");
         return 1;
 }
 

@@ -78,12 +78,9 @@ static void add_request(struct redis_peer *redis) {
 /* Bytes of the answer if all keys are found, or stored. Reads are of one key. */
 static size_t answer_to(const struct peer *peer) {
         switch (peer->verb) {
-        case PEER_FIND:
-                return (size_t)snprintf(NULL, 0, ":%u\r\n", peer->n);
-        case PEER_READ:
-                return (size_t)snprintf(NULL, 0, "$%zu\r\n\r\n", peer->bytes) + peer->bytes;
-        case PEER_PUT:
-                return peer->n * strlen("+OK\r\n");
+        case PEER_FIND: return (size_t)snprintf(NULL, 0, ":%u\r\n", peer->n);
+        case PEER_READ: return (size_t)snprintf(NULL, 0, "$%zu\r\n\r\n", peer->bytes) + peer->bytes;
+        case PEER_PUT: return peer->n * strlen("+OK\r\n");
         }
         return 0;
 }
@@ -223,8 +220,11 @@ int redis_peer_new(const char *dir, struct peer **ret) {
         if (!redis)
                 return -ENOMEM;
         *redis = (struct redis_peer){.server = NO_PROCESS, .fd = -1};
-        redis->peer = (struct peer){
-                .name = "redis", .fill = fill, .prepare = prepare, .run = run, .end = end};
+        redis->peer = (struct peer){.name = "redis",
+                                    .fill = fill,
+                                    .prepare = prepare,
+                                    .run = run,
+                                    .end = end};
         r = start_server(redis, dir);
         if (r < 0)
                 end(&redis->peer);

@@ -28,8 +28,8 @@ int batch_take_singly(void *ctx);
 int batch_seal(void *ctx);
 int batch_post(void *ctx);
 int batch_post_and_find(void *ctx); /* posts, and polls until the first of them is found */
-int batch_put(void *ctx);        /* takes, fills, seals */
-int batch_put_posted(void *ctx); /* takes, fills and posts one by one; waits for the daemon */
+int batch_put(void *ctx);           /* takes, fills, seals */
+int batch_put_posted(void *ctx);    /* takes, fills and posts one by one; waits for the daemon */
 
 /* finish: unpins sealed blocks; seals blocks that were only taken; waits for posted ones */
 int batch_unpin(void *ctx);

@@ -150,8 +150,8 @@ void user_revive(struct user *u) {
         uint32_t slots[USER_BLOCKS], n = all_slots(u, slots);
 
         for (int i = 0; user_resident(u) < n; i++) {
-                ck_assert_msg(i < PATIENCE_MS, "%u of %u entries do not come back", n - user_resident(u),
-                              n);
+                ck_assert_msg(i < PATIENCE_MS, "%u of %u entries do not come back",
+                              n - user_resident(u), n);
                 if (i % 50 == 0)
                         OK(kvd_sequence_revive(u->sequence, n, slots, KVD_REVIVE_EXACT));
                 usleep(1000);

@@ -39,8 +39,8 @@ void user_spill(struct user *u);
 void user_revive(struct user *u);
 
 struct kvd_msg_daemon_info_reply user_info(struct user *u);
-pid_t user_worker(struct user *u); /* waits until a worker runs */
+pid_t user_worker(struct user *u);                     /* waits until a worker runs */
 uint64_t user_counter(struct user *u, uint32_t which); /* enum kvd_space_counter */
-void user_check(struct user *u);   /* checks the invariants of the space */
+void user_check(struct user *u);                       /* checks the invariants of the space */
 
 #endif

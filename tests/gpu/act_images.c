@@ -9,7 +9,12 @@
 #include "tests/gpu/actor.h"
 #include "tests/gpu/checks_cu.h"
 
-#define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
+#define TRY(step) \
+        do { \
+                note->result = (step); \
+                if (note->result) \
+                        return; \
+        } while (0)
 
 /*
  * From checks_image.S. Without nvcc, bytes that a GPU's driver refuses, and that the stand-in does

@@ -13,7 +13,12 @@
 #define PIECE (1u << 20)
 
 /* Does a step, and stores its result in the note. Returns from the action if it fails. */
-#define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
+#define TRY(step) \
+        do { \
+                note->result = (step); \
+                if (note->result) \
+                        return; \
+        } while (0)
 
 static struct cu_allocation exportable(cu_device device) {
         return (struct cu_allocation){.type = CU_ALLOCATION_PINNED,
@@ -194,8 +199,8 @@ static void go_through(struct stage *s, struct note *note, uint64_t seed, bool d
 
                 for (uint64_t i = 0; !differ && i < n / 4; i++)
                         piece[i] = word_of(seed, first + i);
-                TRY(differ ? s->cuda->cuMemcpyDtoHAsync(piece, s->at + at, n, s->streams[1])
-                           : s->cuda->cuMemcpyHtoDAsync(s->at + at, piece, n, s->streams[1]));
+                TRY(differ ? s->cuda->cuMemcpyDtoHAsync(piece, s->at + at, n, s->streams[1]) :
+                             s->cuda->cuMemcpyHtoDAsync(s->at + at, piece, n, s->streams[1]));
                 TRY(s->cuda->cuStreamSynchronize(s->streams[1]));
                 for (uint64_t i = 0; differ && i < n / 4; i++)
                         if (piece[i] != word_of(seed, first + i) && note->n[0]++ == 0)
@@ -287,8 +292,8 @@ static void act_rate(struct stage *s, struct note *note) {
         for (int i = 0; i < 5; i++) {
                 uint64_t begin = now_ns();
 
-                TRY(in ? s->cuda->cuMemcpyHtoDAsync(s->at, s->host, bytes, s->streams[1])
-                       : s->cuda->cuMemcpyDtoHAsync(s->host, s->at, bytes, s->streams[1]));
+                TRY(in ? s->cuda->cuMemcpyHtoDAsync(s->at, s->host, bytes, s->streams[1]) :
+                         s->cuda->cuMemcpyDtoHAsync(s->host, s->at, bytes, s->streams[1]));
                 TRY(s->cuda->cuStreamSynchronize(s->streams[1]));
                 best = MIN(best, now_ns() - begin);
         }

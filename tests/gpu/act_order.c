@@ -7,7 +7,12 @@
 #include "tests/gpu/actor.h"
 #include "tests/gpu/checks_cu.h"
 
-#define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
+#define TRY(step) \
+        do { \
+                note->result = (step); \
+                if (note->result) \
+                        return; \
+        } while (0)
 
 /* Slots in the mapping are in its last 4 KiB. FILL overwrites them. */
 cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot) {
@@ -123,8 +128,8 @@ static void act_beat(struct stage *s, struct note *note) {
 static void act_sets(struct stage *s, struct note *note) {
         for (uint64_t i = 1; i <= note->n[0]; i++) {
                 TRY(s->cuda->cuMemsetD32Async(s->at, (unsigned)i, data_words(s), s->streams[1]));
-                TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, IN_HOST, HEART_SLOT), i,
-                                                  CU_WRITE_DEFAULT));
+                TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, IN_HOST, HEART_SLOT),
+                                                  i, CU_WRITE_DEFAULT));
                 __atomic_store_n(s->host + QUEUED_SLOT, i, __ATOMIC_SEQ_CST);
         }
 }
@@ -143,6 +148,5 @@ static void act_fork(struct stage *s, struct note *note) {
 action_function *const actions_of_order[N_ACTIONS] = {
         [WRITE] = act_write,     [STORE] = act_store, [COPY] = act_copy, [LOAD] = act_load,
         [AWAIT] = act_await,     [REST] = act_rest,   [ECHO] = act_echo, [PUBLISH] = act_publish,
-        [CONSUME] = act_consume, [BEAT] = act_beat,   [SETS] = act_sets,
-        [FORK] = act_fork,
+        [CONSUME] = act_consume, [BEAT] = act_beat,   [SETS] = act_sets, [FORK] = act_fork,
 };

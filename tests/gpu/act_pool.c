@@ -12,7 +12,12 @@
 #include "ipc/base/util.h"
 #include "tests/gpu/checks_cu.h"
 
-#define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
+#define TRY(step) \
+        do { \
+                note->result = (step); \
+                if (note->result) \
+                        return; \
+        } while (0)
 #define PAGE 65536
 
 struct member {

@@ -66,7 +66,9 @@ static int note_take(int socket, struct note *note, int *fd) {
                 struct cmsghdr align;
         } control;
         struct iovec part = {note, sizeof *note};
-        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+        struct msghdr message = {.msg_iov = &part,
+                                 .msg_iovlen = 1,
+                                 .msg_control = &control,
                                  .msg_controllen = sizeof control};
 
         if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != sizeof *note)
@@ -160,7 +162,7 @@ _Noreturn static void actor_live(int socket) {
 
         if (user && setuid(user) != 0)
                 _exit(1);
-        prctl(PR_SET_DUMPABLE, 1); /* else root owns /proc/self, which drivers read */
+        prctl(PR_SET_DUMPABLE, 1);        /* else root owns /proc/self, which drivers read */
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* after setuid, which would clear it */
         while (note_take(socket, &note, &s.fd) == 0) {
                 act(&s, &note);

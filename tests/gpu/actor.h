@@ -58,8 +58,7 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
                         "written, by one stream") \
         ACTION(CONSUME, "where, slot, value, seed, ms -> words that differ; waits for the slot, " \
                         "then copies out") \
-        ACTION(BEAT, \
-               "n -> ; starts the kernel that counts in host memory and in the mapping") \
+        ACTION(BEAT, "n -> ; starts the kernel that counts in host memory and in the mapping") \
         ACTION(SETS, "n -> ; queues n fillings of the mapping, the i-th with i") \
         ACTION(FORK, "-> process id of a child that does nothing") \
         ACTION(PEEK, "-> the mapping's first word") \
@@ -84,7 +83,7 @@ enum action {
 #define ACTION(name, text) name,
         ACTIONS(ACTION)
 #undef ACTION
-        N_ACTIONS
+                N_ACTIONS
 };
 
 /* How SPOIL stores. */
@@ -109,8 +108,8 @@ struct note {
 struct actor {
         pid_t pid;
         int socket;
-        int fd;            /* of the last note that had one; owned; sent with the next note */
-        struct note note;  /* the last one heard */
+        int fd;           /* of the last note that had one; owned; sent with the next note */
+        struct note note; /* the last one heard */
 };
 
 struct actor actor_start(void);
@@ -143,22 +142,22 @@ struct stage { /* state of an actor; see ACTIONS */
         const struct kvd_cuda *cuda;
         cu_device device;
         cu_context context;
-        cu_stream streams[2];    /* 0: for waits, 1: for everything else */
-        cu_memory memory;        /* created or imported */
-        cu_address at;           /* address of the mapping */
+        cu_stream streams[2]; /* 0: for waits, 1: for everything else */
+        cu_memory memory;     /* created or imported */
+        cu_address at;        /* address of the mapping */
         uint64_t bytes, reserved;
         bool legacy, imported;
-        uint64_t *host;          /* registered host memory */
+        uint64_t *host; /* registered host memory */
         uint64_t host_bytes;
-        cu_address host_at;      /* its address for the device */
+        cu_address host_at; /* its address for the device */
         cu_library library;
-        struct member *member;   /* of a daemon's space; act_pool.c */
-        int fd;                  /* came with the note, or is sent with the reply */
+        struct member *member; /* of a daemon's space; act_pool.c */
+        int fd;                /* came with the note, or is sent with the reply */
 };
 
 typedef void action_function(struct stage *s, struct note *note);
-extern action_function *const actions_of_memory[N_ACTIONS], *const actions_of_order[N_ACTIONS],
-        *const actions_of_images[N_ACTIONS];
+extern action_function *const actions_of_memory[N_ACTIONS],
+        *const actions_of_order[N_ACTIONS], *const actions_of_images[N_ACTIONS];
 
 /* Adds actions for actors that are started afterwards. */
 void actor_more(action_function *const *more);

@@ -22,7 +22,7 @@
 #define KIB (1ull << 10)
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
-#define TURNS 3u          /* sets of inputs, used in turn */
+#define TURNS 3u /* sets of inputs, used in turn */
 
 #define TINY "ran (tiny, on a stand-in: nothing to judge)"
 
@@ -33,8 +33,8 @@ struct bench {
         cu_stream stream;
         cu_event from, to;
         bool tiny;
-        uint64_t free;          /* free bytes of the device at the beginning */
-        double gb_s[3];   /* indexed by enum bandwidth */
+        uint64_t free;  /* free bytes of the device at the beginning */
+        double gb_s[3]; /* indexed by enum bandwidth */
         cu_address rooms[64], noise;
         void *pinned[8];
         unsigned n_rooms, n_pinned;
@@ -44,13 +44,13 @@ struct bench {
 typedef int launch_fn(struct bench *b, const void *state, unsigned turn);
 
 struct op {
-        const char *name;       /* "KeyDiff anchor and score, 128 k tokens, ..." */
+        const char *name; /* "KeyDiff anchor and score, 128 k tokens, ..." */
         launch_fn *launch;
-        const void *state;      /* arguments at the size that is judged */
-        const void *least;      /* arguments at a tiny size; may be NULL */
-        uint64_t bytes;         /* bytes that it must move; 0: report only the time */
+        const void *state; /* arguments at the size that is judged */
+        const void *least; /* arguments at a tiny size; may be NULL */
+        uint64_t bytes;    /* bytes that it must move; 0: report only the time */
         enum bandwidth of;
-        double aim;             /* share to reach; 0: no aim */
+        double aim; /* share to reach; 0: no aim */
 };
 
 /* Microseconds of one launch; negative if it failed (b->gpu.why). */
@@ -72,14 +72,14 @@ cu_address bench_copied(struct bench *b, const void *from, uint64_t bytes);
 /* n different ids below `of`, scattered */
 cu_address bench_ids(struct bench *b, uint32_t n, uint32_t of, uint32_t *copy);
 void *bench_pinned(struct bench *b, uint64_t bytes);
-void bench_floats(struct bench *b, cu_address at, uint64_t n);                  /* fp32 numbers */
+void bench_floats(struct bench *b, cu_address at, uint64_t n); /* fp32 numbers */
 
 void bench_free(struct bench *b); /* frees all */
 
 /* n, or on a stand-in n / 1024 but at least `least`. */
 uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least);
 
-void bench_memory(struct bench *b);   /* the device's bandwidths; must run first */
+void bench_memory(struct bench *b); /* the device's bandwidths; must run first */
 void bench_keydiff(struct bench *b);
 void bench_attend(struct bench *b);
 void bench_memshare(struct bench *b);

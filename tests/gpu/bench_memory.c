@@ -58,8 +58,9 @@ static int read_all(struct bench *b, const void *state, unsigned turn) {
 
 /* Tries several numbers of thread blocks per multiprocessor. The best rate is the bandwidth. */
 static void reading(struct bench *b, const cu_address *from, uint64_t bytes) {
-        struct stage stage = {
-                .cuda = b->gpu.cuda, .device = b->gpu.ordinal, .context = b->gpu.context};
+        struct stage stage = {.cuda = b->gpu.cuda,
+                              .device = b->gpu.ordinal,
+                              .context = b->gpu.context};
         struct reading r = {.stage = &stage};
         cu_address sink = bench_room(b, 4096);
         double best = 0;

@@ -68,8 +68,10 @@ void bench_memshare(struct bench *b) {
                                                .n = n,
                                                .angles = angles,
                                                .distances = to};
-                s.norms[i] = (struct gpu_memshare_keep){
-                        .blocks = of, .shape = shape, .n = blocks, .to = kept};
+                s.norms[i] = (struct gpu_memshare_keep){.blocks = of,
+                                                        .shape = shape,
+                                                        .n = blocks,
+                                                        .to = kept};
         }
         least = s;
         for (unsigned i = 0; i < TURNS; i++)

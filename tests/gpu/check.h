@@ -21,7 +21,7 @@ struct check {
 
 struct driver;
 
-void check_driver(const struct driver *d);                     /* call this first */
+void check_driver(const struct driver *d); /* call this first */
 /* seconds: 0 for the check's own limit. False: it did not end well */
 bool check_run(const struct check *check, unsigned seconds);
 /* only: names separated by commas; NULL: all */

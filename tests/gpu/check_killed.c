@@ -32,7 +32,10 @@ static int scene_start(struct scene *s, const struct how *how) {
         uint64_t bytes = check_bytes(how->bytes);
         int r;
 
-        *s = (struct scene){.victim = actor_start(), .onlooker = actor_start(), .chunk = -1, .pidfd = -1};
+        *s = (struct scene){.victim = actor_start(),
+                            .onlooker = actor_start(),
+                            .chunk = -1,
+                            .pidfd = -1};
         s->host = host_page(PAGE, 0);
         s->page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, s->host, 0);
         r = s->page == MAP_FAILED ? CU_OUT_OF_MEMORY : ask(&s->onlooker, OPEN);
@@ -67,7 +70,7 @@ static void scene_stop(struct scene *s) {
 }
 
 struct death {
-        double readable_ms;    /* from the signal until the pidfd is readable */
+        double readable_ms; /* from the signal until the pidfd is readable */
         /* from then to the last change seen in host memory; negative: before it */
         double last_ms;
         /* from then to the last change seen in device memory; resolution: device_step_ms */
@@ -90,8 +93,8 @@ static bool is_watched(uint64_t now, uint64_t killed, uint64_t readable, uint64_
 
 /* Polls host memory continuously, and device memory at most once a millisecond. */
 static void watch(struct scene *s, uint64_t killed, struct death *d) {
-        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART_SLOT], word = 0,
-                 looked = killed, looks = 0;
+        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART_SLOT],
+                 word = 0, looked = killed, looks = 0;
         struct pollfd p = {s->pidfd, POLLIN, 0};
 
         for (uint64_t now = killed; is_watched(now, killed, readable, looks); now = now_ns()) {
@@ -165,7 +168,7 @@ static int one_death(const struct how *how, struct death *d) {
 
 /* A GPU may work for a second after the process has ended, a stand-in not at all. */
 static enum verdict judge(const struct how *how, const struct death *d, double last_ms,
-                         double device_ms) {
+                          double device_ms) {
         unsigned most = check_ms(1000, 0);
 
         if (how->forks || (how->action == SETS && !d->queued))

@@ -15,9 +15,9 @@
 /* Two processes with the same chunk and the same registered page of host memory. */
 struct pair {
         struct actor writer, waiter;
-        uint64_t *page;      /* our mapping of the host page */
+        uint64_t *page; /* our mapping of the host page */
         int chunk, host;
-        uint64_t next;       /* the next unused value */
+        uint64_t next; /* the next unused value */
 };
 
 static void pair_stop(struct pair *p) {
@@ -37,7 +37,10 @@ static int join(struct actor *a, int host) {
 static int pair_start(struct pair *p) {
         int r;
 
-        *p = (struct pair){.writer = actor_start(), .waiter = actor_start(), .chunk = -1, .next = 1};
+        *p = (struct pair){.writer = actor_start(),
+                           .waiter = actor_start(),
+                           .chunk = -1,
+                           .next = 1};
         p->host = host_page(PAGE, 0);
         p->page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, p->host, 0);
         if (p->page == MAP_FAILED)

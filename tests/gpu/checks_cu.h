@@ -16,9 +16,9 @@ struct check_fill { /* kvd_check_fill: word i := seed + i, of n words */
  * if *stop is not 0.
  */
 struct check_beat {
-        uint64_t heart;   /* u64 in host memory */
-        uint64_t at;      /* u32 in device memory */
-        uint64_t stop;    /* u64 in host memory */
+        uint64_t heart; /* u64 in host memory */
+        uint64_t at;    /* u32 in device memory */
+        uint64_t stop;  /* u64 in host memory */
         uint64_t n;
 };
 

@@ -59,7 +59,9 @@ bool driver_say(struct driver *d) {
         struct actor a = actor_start();
         int r = ask(&a, OPEN);
 
-        *d = (struct driver){.version = (int)a.note.n[0], .memory = a.note.n[1], .capability = (uint32_t)a.note.n[2]};
+        *d = (struct driver){.version = (int)a.note.n[0],
+                             .memory = a.note.n[1],
+                             .capability = (uint32_t)a.note.n[2]};
         if (!r)
                 snprintf(d->device, sizeof d->device, "%.90s", a.note.text);
         d->stand_in = !has_device_file() || strcasestr(d->device, "stand-in");

@@ -15,7 +15,7 @@
 struct driver {
         /* branch: as in 580.82.07, if the system reports it */
         char device[96], library[256], branch[32];
-        int version;                               /* of CUDA: 13000 for 13.0 */
+        int version; /* of CUDA: 13000 for 13.0 */
         uint32_t capability;
         uint64_t memory, free;
         bool stand_in;

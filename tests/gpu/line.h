@@ -19,7 +19,7 @@
 enum verdict { NO, YES, OPEN_QUESTION };
 
 struct line {
-        FILE *to;          /* collects numbers until the answer is known */
+        FILE *to; /* collects numbers until the answer is known */
         char *numbers;
         size_t size;
         const char *check;

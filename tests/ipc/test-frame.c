@@ -91,7 +91,9 @@ static void send_many(int n) {
                 uint8_t bytes[CMSG_SPACE(sizeof(int) * 100)];
         } control = {0};
         struct iovec piece = {buffer, 1};
-        struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control,
+        struct msghdr m = {.msg_iov = &piece,
+                           .msg_iovlen = 1,
+                           .msg_control = &control,
                            .msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n)};
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 
@@ -150,8 +152,7 @@ START_TEST(addresses) {
 }
 END_TEST
 
-SUITE("frame",
-      FIXTURE(setup, teardown),
+SUITE("frame", FIXTURE(setup, teardown),
       TESTS(a_packet_is_a_packet, the_largest_frame_fits, a_larger_one_is_refused),
       LOOPS(KVD_FRAME_FDS + 1, descriptors_travel),
       TESTS(too_many_descriptors, unwanted_descriptors, the_peer_is_gone, addresses))

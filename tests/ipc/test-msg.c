@@ -93,8 +93,9 @@ END_TEST
 /* ---- encoder --------------------------------------------------------------------------------- */
 
 START_TEST(encoder_keeps_its_bounds) {
-        struct kvd_msg msg = {
-                .number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 3, .count = 4096}};
+        struct kvd_msg msg = {.number = KVD_MSG_allocate,
+                              .serial = 7,
+                              .allocate = {.space = 3, .count = 4096}};
         size_t n = encode(&msg);
 
         for (size_t room = 0; room < n; room++)
@@ -277,14 +278,14 @@ START_TEST(envelopes) {
                 const char *bytes;
                 size_t size;
         } bad[] = {
-                {"\x80", 1},             /* a map */
-                {"\x01", 1},             /* a number */
-                {"\x90", 1},             /* an empty array */
-                {"\x92\x01\x02", 3},     /* no fields */
+                {"\x80", 1},         /* a map */
+                {"\x01", 1},         /* a number */
+                {"\x90", 1},         /* an empty array */
+                {"\x92\x01\x02", 3}, /* no fields */
                 {"\x94\x01\x02\x80\xc0", 5},
                 {"\x93\xff\x02\x80", 4}, /* number is negative */
                 {"\x93\x01\xff\x80", 4},
-                {"\x93\x01\x02\x90", 4}, /* fields are an array */
+                {"\x93\x01\x02\x90", 4},                  /* fields are an array */
                 {"\x93\xcf\0\0\0\1\0\0\0\1\x02\x80", 12}, /* 2^32 + 1 is not message 1 */
         };
         struct kvd_msg msg;
@@ -336,8 +337,7 @@ START_TEST(slices) {
 }
 END_TEST
 
-SUITE("msg",
-      FIXTURE(setup, teardown),
+SUITE("msg", FIXTURE(setup, teardown),
       TESTS(every_message_round_trips, nothing_is_allocated, every_reply_has_a_request,
             encoder_keeps_its_bounds, no_beginning_of_a_frame_is_a_message,
             damage_never_passes_a_limit, unknown_field, unknown_message, over_the_limit,

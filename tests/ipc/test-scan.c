@@ -26,10 +26,16 @@ static const struct {
         {BYTES("\xc0"), KVD_SCAN_OK},
         {BYTES("\xff"), KVD_SCAN_OK},
         {BYTES("\x93\x01\x02\x80"), KVD_SCAN_OK},
-        {BYTES("\x81\xa1" "a\x01"), KVD_SCAN_OK},
+        {BYTES("\x81\xa1"
+               "a\x01"),
+         KVD_SCAN_OK},
         {BYTES("\xcf\x01\x02\x03\x04\x05\x06\x07\x08"), KVD_SCAN_OK},
-        {BYTES("\xc4\x03" "abc"), KVD_SCAN_OK},
-        {BYTES("\xdb\x00\x00\x00\x01" "a"), KVD_SCAN_OK},
+        {BYTES("\xc4\x03"
+               "abc"),
+         KVD_SCAN_OK},
+        {BYTES("\xdb\x00\x00\x00\x01"
+               "a"),
+         KVD_SCAN_OK},
 
         {BYTES("\xcf\x01\x02\x03\x04\x05\x06\x07"), KVD_SCAN_TRUNCATED},
         {BYTES("\xcc"), KVD_SCAN_TRUNCATED},
@@ -38,11 +44,15 @@ static const struct {
         {BYTES("\xdd\x00\x00\x00"), KVD_SCAN_TRUNCATED},
         {BYTES("\xdf"), KVD_SCAN_TRUNCATED},
         {BYTES("\x92\xa0"), KVD_SCAN_COUNT},
-        {BYTES("\x92\xa1" "a"), KVD_SCAN_TRUNCATED},
+        {BYTES("\x92\xa1"
+               "a"),
+         KVD_SCAN_TRUNCATED},
 
         {BYTES("\xc6\xff\xff\xff\xff"), KVD_SCAN_LENGTH},
         {BYTES("\xdb\xff\xff\xff\xff"), KVD_SCAN_LENGTH},
-        {BYTES("\xa2" "a"), KVD_SCAN_LENGTH},
+        {BYTES("\xa2"
+               "a"),
+         KVD_SCAN_LENGTH},
         {BYTES("\xc4\x01"), KVD_SCAN_LENGTH},
 
         {BYTES("\xdd\x1f\x00\x00\x00"), KVD_SCAN_COUNT},
@@ -51,7 +61,9 @@ static const struct {
         {BYTES("\xdf\xff\xff\xff\xff"), KVD_SCAN_COUNT},
         {BYTES("\xdf\x80\x00\x00\x00"), KVD_SCAN_COUNT}, /* twice this is 0 in 32 bits */
         {BYTES("\xdc\xff\xff"), KVD_SCAN_COUNT},
-        {BYTES("\x82\xa1" "a\x01"), KVD_SCAN_COUNT},
+        {BYTES("\x82\xa1"
+               "a\x01"),
+         KVD_SCAN_COUNT},
         {BYTES("\x91"), KVD_SCAN_COUNT},
 
         {BYTES("\x91\x91\x91\x91\x91\x91\x91\x90"), KVD_SCAN_OK},
@@ -69,17 +81,37 @@ static const struct {
         {BYTES("\xc9\xff\xff\xff\xff\x01"), KVD_SCAN_TYPE},
 
         {BYTES("\x81\x01\x02"), KVD_SCAN_KEY},
-        {BYTES("\x81\xc4\x01" "a\x02"), KVD_SCAN_KEY},
+        {BYTES("\x81\xc4\x01"
+               "a\x02"),
+         KVD_SCAN_KEY},
         {BYTES("\x81\x90\x02"), KVD_SCAN_KEY},
 
-        {BYTES("\x82\xa1" "a\x01\xa1" "a\x02"), KVD_SCAN_DUPLICATE},
+        {BYTES("\x82\xa1"
+               "a\x01\xa1"
+               "a\x02"),
+         KVD_SCAN_DUPLICATE},
         /* the same key with a length of another size */
-        {BYTES("\x82\xa1" "a\x01\xd9\x01" "a\x02"), KVD_SCAN_DUPLICATE},
+        {BYTES("\x82\xa1"
+               "a\x01\xd9\x01"
+               "a\x02"),
+         KVD_SCAN_DUPLICATE},
         {BYTES("\x82\xa0\x01\xa0\x02"), KVD_SCAN_DUPLICATE},
         /* the inner key a belongs to another map */
-        {BYTES("\x82\xa1" "a\x81\xa1" "a\x01\xa1" "b\x01"), KVD_SCAN_OK},
-        {BYTES("\x82\xa1" "a\x81\xa1" "b\x01\xa1" "a\x01"), KVD_SCAN_DUPLICATE},
-        {BYTES("\x82\xa1" "a\x81\xa1" "b\x01\xa1" "b\x01"), KVD_SCAN_OK},
+        {BYTES("\x82\xa1"
+               "a\x81\xa1"
+               "a\x01\xa1"
+               "b\x01"),
+         KVD_SCAN_OK},
+        {BYTES("\x82\xa1"
+               "a\x81\xa1"
+               "b\x01\xa1"
+               "a\x01"),
+         KVD_SCAN_DUPLICATE},
+        {BYTES("\x82\xa1"
+               "a\x81\xa1"
+               "b\x01\xa1"
+               "b\x01"),
+         KVD_SCAN_OK},
 };
 
 START_TEST(each_refusal_by_name) {
@@ -119,25 +151,15 @@ static void pack_random(msgpack_packer *pk, unsigned depth, uint64_t *seed) {
         char key[2] = "a";
 
         switch (sample_random(seed) % (depth ? 8 : 6)) {
-        case 0:
-                msgpack_pack_uint64(pk, sample_random(seed) >> sample_random(seed) % 64);
-                break;
+        case 0: msgpack_pack_uint64(pk, sample_random(seed) >> sample_random(seed) % 64); break;
         case 1:
-                msgpack_pack_int64(
-                        pk, -(int64_t)(sample_random(seed) >> (1 + sample_random(seed) % 63)));
+                msgpack_pack_int64(pk, -(int64_t)(sample_random(seed) >>
+                                                  (1 + sample_random(seed) % 63)));
                 break;
-        case 2:
-                msgpack_pack_str_with_body(pk, "hello", n);
-                break;
-        case 3:
-                msgpack_pack_bin_with_body(pk, "\0\1\2\3", n);
-                break;
-        case 4:
-                msgpack_pack_nil(pk);
-                break;
-        case 5:
-                msgpack_pack_true(pk);
-                break;
+        case 2: msgpack_pack_str_with_body(pk, "hello", n); break;
+        case 3: msgpack_pack_bin_with_body(pk, "\0\1\2\3", n); break;
+        case 4: msgpack_pack_nil(pk); break;
+        case 5: msgpack_pack_true(pk); break;
         case 6:
                 msgpack_pack_array(pk, n);
                 for (uint32_t i = 0; i < n; i++)
@@ -194,7 +216,5 @@ START_TEST(msgpack_c_agrees) {
 }
 END_TEST
 
-SUITE("scan",
-      LOOPS(ARRAY_SIZE(cases), each_refusal_by_name),
-      TESTS(more_than_256_values, a_map_of_127_keys),
-      LOOPS(8, msgpack_c_agrees))
+SUITE("scan", LOOPS(ARRAY_SIZE(cases), each_refusal_by_name),
+      TESTS(more_than_256_values, a_map_of_127_keys), LOOPS(8, msgpack_c_agrees))

@@ -17,9 +17,9 @@ bool buffer_is_taken(size_t i); /* i: in the order of buffers_prepare calls */
 
 /* zeroed, ends at the guard page; any alignment that size implies */
 void *buffer(size_t bytes);
-void buffers_free(void);                 /* frees all buffers */
+void buffers_free(void); /* frees all buffers */
 
-float *random_floats(size_t n);          /* a buffer of numbers in -1 to 1 */
+float *random_floats(size_t n); /* a buffer of numbers in -1 to 1 */
 float *copy_floats(const float *from, size_t n);
 uint32_t random_u32(void);
 void random_seed(uint32_t seed);

@@ -83,15 +83,9 @@ KERNEL void narrow_as(const float *in, void *out, uint32_t n, enum kvd_number ty
 
 static void widen(const void *in, float *out, uint32_t n, enum kvd_number type) {
         switch (type) {
-        case KVD_NUMBER_F32:
-                widen_as(in, out, n, KVD_NUMBER_F32);
-                break;
-        case KVD_NUMBER_F16:
-                widen_as(in, out, n, KVD_NUMBER_F16);
-                break;
-        case KVD_NUMBER_BF16:
-                widen_as(in, out, n, KVD_NUMBER_BF16);
-                break;
+        case KVD_NUMBER_F32: widen_as(in, out, n, KVD_NUMBER_F32); break;
+        case KVD_NUMBER_F16: widen_as(in, out, n, KVD_NUMBER_F16); break;
+        case KVD_NUMBER_BF16: widen_as(in, out, n, KVD_NUMBER_BF16); break;
         }
 }
 
@@ -110,41 +104,36 @@ static void widen_2(const void *in, float *out, enum kvd_number type) {
 
 static void narrow(const float *in, void *out, uint32_t n, enum kvd_number type) {
         switch (type) {
-        case KVD_NUMBER_F32:
-                narrow_as(in, out, n, KVD_NUMBER_F32);
-                break;
-        case KVD_NUMBER_F16:
-                narrow_as(in, out, n, KVD_NUMBER_F16);
-                break;
-        case KVD_NUMBER_BF16:
-                narrow_as(in, out, n, KVD_NUMBER_BF16);
-                break;
+        case KVD_NUMBER_F32: narrow_as(in, out, n, KVD_NUMBER_F32); break;
+        case KVD_NUMBER_F16: narrow_as(in, out, n, KVD_NUMBER_F16); break;
+        case KVD_NUMBER_BF16: narrow_as(in, out, n, KVD_NUMBER_BF16); break;
         }
 }
 
 const struct lanes_probe KVD_VARIANT(lanes_probe) = {
-        .operations = {
-                {"add", on_add, 16},
-                {"sub", on_sub, 16},
-                {"mul", on_mul, 16},
-                {"div", on_div, 16},
-                {"min", on_min, 16},
-                {"max", on_max, 16},
-                {"abs", on_abs, 16},
-                {"sqrt", on_sqrt, 16},
-                {"round", on_round, 16},
-                {"exp", on_exp, 16},
-                {"sum_16", on_sum_16, 16},
-                {"least_16", on_least_16, 16},
-                {"largest_16", on_largest_16, 16},
-                {"set", on_set, 16},
-                {"fma", on_fma, 16},
-                {"select", on_select, 16},
-                {"spoil", on_spoil, 16},
-                {"sum", on_sum, 1},
-                {"largest", on_largest, 1},
-                {"least", on_least, 1},
-        },
+        .operations =
+                {
+                        {"add", on_add, 16},
+                        {"sub", on_sub, 16},
+                        {"mul", on_mul, 16},
+                        {"div", on_div, 16},
+                        {"min", on_min, 16},
+                        {"max", on_max, 16},
+                        {"abs", on_abs, 16},
+                        {"sqrt", on_sqrt, 16},
+                        {"round", on_round, 16},
+                        {"exp", on_exp, 16},
+                        {"sum_16", on_sum_16, 16},
+                        {"least_16", on_least_16, 16},
+                        {"largest_16", on_largest_16, 16},
+                        {"set", on_set, 16},
+                        {"fma", on_fma, 16},
+                        {"select", on_select, 16},
+                        {"spoil", on_spoil, 16},
+                        {"sum", on_sum, 1},
+                        {"largest", on_largest, 1},
+                        {"least", on_least, 1},
+                },
         .load_n = load_n,
         .store_n = store_n,
         .widen = widen,

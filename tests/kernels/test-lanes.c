@@ -44,13 +44,9 @@ static float any_float(void) {
         float f;
 
         switch (random_u32() % 4) {
-        case 0:
-                return edges[random_u32() % ARRAY_SIZE(edges)];
-        case 1:
-                memcpy(&f, &bits, sizeof f);
-                return f;
-        default:
-                return ((float)bits / 2147483648.0f - 1.0f) * 20.0f;
+        case 0: return edges[random_u32() % ARRAY_SIZE(edges)];
+        case 1: memcpy(&f, &bits, sizeof f); return f;
+        default: return ((float)bits / 2147483648.0f - 1.0f) * 20.0f;
         }
 }
 
@@ -190,7 +186,6 @@ START_TEST(reference_keeps_its_definitions) {
 }
 END_TEST
 
-SUITE("kernels: lanes",
-      find_variants(),
+SUITE("kernels: lanes", find_variants(),
       TESTS(operations_equal_the_reference, remainders_touch_nothing_else,
             pairs_are_where_they_should_be, reference_keeps_its_definitions))

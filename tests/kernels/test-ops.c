@@ -95,8 +95,7 @@ END_TEST
 
 START_TEST(tables_have_no_holes) {
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
-                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul &&
-                          (*v)->rmsnorm);
+                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->rmsnorm);
                 ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen &&
                           (*v)->narrow);
                 ck_assert((*v)->copy_nt);
@@ -358,11 +357,10 @@ START_TEST(copy_nt_stops_at_the_guard_pages) {
 }
 END_TEST
 
-SUITE("kernels: operations",
-      find_variants(),
+SUITE("kernels: operations", find_variants(),
       TESTS(pick_finds_by_name_and_rejects_the_unknown, tables_have_no_holes,
             pack_equals_the_reference, matmul_equals_the_reference_and_rows_are_independent,
-            vectors_equal_the_reference,
-            rope_equals_the_reference, softmax_equals_the_reference, softmax_has_the_same_edges,
-            softmax_is_the_exponential, swiglu_keeps_its_ends, sixteen_bit_numbers_convert_alike,
-            narrowing_rounds_alike, copy_nt_copies_exactly, copy_nt_stops_at_the_guard_pages))
+            vectors_equal_the_reference, rope_equals_the_reference, softmax_equals_the_reference,
+            softmax_has_the_same_edges, softmax_is_the_exponential, swiglu_keeps_its_ends,
+            sixteen_bit_numbers_convert_alike, narrowing_rounds_alike, copy_nt_copies_exactly,
+            copy_nt_stops_at_the_guard_pages))

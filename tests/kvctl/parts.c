@@ -62,7 +62,8 @@ END_TEST
 /* ---- text ------------------------------------------------------------------------------------ */
 
 START_TEST(text_is_made_safe) {
-        static const char evil[] = "a\033[31mb\xc2\x9b" "c\xff\xe4\xb8\xad\xed\xa0\x80";
+        static const char evil[] = "a\033[31mb\xc2\x9b"
+                                   "c\xff\xe4\xb8\xad\xed\xa0\x80";
         char to[64] = "";
         FILE *file = fmemopen(to, sizeof to, "w");
 
@@ -93,7 +94,8 @@ END_TEST
 START_TEST(text_is_cut_by_characters) {
         char to[64] = "";
         FILE *file = fmemopen(to, sizeof to, "w");
-        static const char text[] = "\033[1mab\xc3\xa4" "de\033[0m\nxy\n";
+        static const char text[] = "\033[1mab\xc3\xa4"
+                                   "de\033[0m\nxy\n";
 
         text_put_cut(file, text, sizeof text - 1, 3);
         fclose(file);
@@ -376,9 +378,8 @@ START_TEST(every_example_is_understood) {
 END_TEST
 
 SUITE("kvctl",
-      TESTS(units_of_bytes, units_of_time, units_of_counts, text_is_made_safe,
-            text_wraps_at_spaces, text_distances, text_is_cut_by_characters, keys_out_of_bytes,
-            graphs_of_one_line, table_for_people, quiet_column_speaks_up,
-            table_for_programs, record_in_both_forms, rows_sort_and_cut, args_understood),
-      LOOPS(ARRAY_SIZE(mistakes), args_refused),
-      LOOPS(n_verbs, every_example_is_understood))
+      TESTS(units_of_bytes, units_of_time, units_of_counts, text_is_made_safe, text_wraps_at_spaces,
+            text_distances, text_is_cut_by_characters, keys_out_of_bytes, graphs_of_one_line,
+            table_for_people, quiet_column_speaks_up, table_for_programs, record_in_both_forms,
+            rows_sort_and_cut, args_understood),
+      LOOPS(ARRAY_SIZE(mistakes), args_refused), LOOPS(n_verbs, every_example_is_understood))

@@ -64,7 +64,7 @@ static int accept_badly(int fd, int flags) {
 }
 
 FILE *fopen(const char *path, const char *mode) {
-        FILE *(*real)(const char *, const char *) = (FILE *(*)(const char *, const char *))
+        FILE *(*real)(const char *, const char *) = (FILE * (*)(const char *, const char *))
                 dlsym(RTLD_NEXT, "fopen64");
         char there[256];
 
@@ -135,8 +135,10 @@ static void expect_for_a_minute(void) {
 
 static void run(const char *option, const char *value) {
         instance_make_dir(&in);
-        instance_run(&in, (const char *const[]){"--private", in.dir, "--pool", "64M", option, value,
-                                                NULL}, true);
+        instance_run(&in,
+                     (const char *const[]){"--private", in.dir, "--pool", "64M", option, value,
+                                           NULL},
+                     true);
 }
 
 static void test_host_memory(void) {
@@ -496,7 +498,9 @@ static void test_remote_refused(void) {
 
         fake_server_start(&replica, "127.0.0.1", 0);
         snprintf(setting, sizeof setting, "daemon.remote=redis://127.0.0.1:%u", replica.port);
-        inproc_start_with_worker(&it, HOST(setting, "daemon.remote_depth=0", "daemon.remote_timeout=10000"),
+        inproc_start_with_worker(&it,
+                                 HOST(setting, "daemon.remote_depth=0",
+                                      "daemon.remote_timeout=10000"),
                                  getenv("KVD"));
         p = peer_attach(it.in.socket);
         ck_assert(!SHOWN(it.in));
@@ -555,7 +559,8 @@ static void use_up(void) {
 
                 snprintf(name, sizeof name, "s%u", i);
                 if (i + 1 < n)
-                        peer_ok(ends[i], MSG(space_delete, .space = kvd_slice_of(name), .force = 1));
+                        peer_ok(ends[i],
+                                MSG(space_delete, .space = kvd_slice_of(name), .force = 1));
                 peer_close(ends[i]);
         }
         WAIT_UNTIL(!SHOWN(it.in));

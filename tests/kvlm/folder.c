@@ -19,7 +19,7 @@ static char folder[64];
 static struct piece {
         struct piece *next;
         _Alignas(16) char data[];
-} *pieces;
+} * pieces;
 
 void *folder_memory(size_t bytes) {
         struct piece *piece = calloc(1, sizeof *piece + bytes);

@@ -28,7 +28,7 @@ bool scene_stand_in(void);
 
 /* ---- processes ---- */
 
-void scene_daemon(void); /* ends with the test */
+void scene_daemon(void);                                     /* ends with the test */
 void scene_daemon_of(const char *pool, const char *segment); /* settings */
 const char *scene_socket(void);
 void scene_end_daemon(int signal);

@@ -105,9 +105,10 @@ void folder_config(const char *name, const struct shape *s) {
 }
 
 void folder_vocabulary(const char *name, uint32_t n) {
-        static const char *const pieces[] = {
-                " the", "the", "th",   "e",          " ",       "\\n",   "\\n\\n",     "\\\\",
-                "\\t",  "ab",  "abcd", "\\xc3\\xa9", " theory", "\\x00", "\\xFF\\xfe", "0"};
+        static const char *const pieces[] = {" the",    "the",   "th",         "e",
+                                             " ",       "\\n",   "\\n\\n",     "\\\\",
+                                             "\\t",     "ab",    "abcd",       "\\xc3\\xa9",
+                                             " theory", "\\x00", "\\xFF\\xfe", "0"};
         char path[128], *text = folder_memory(n * 16 + 64), *at = text;
 
         at = print_to(at, "<pad>\n<bos>\n<eos>\n<unk>\n");

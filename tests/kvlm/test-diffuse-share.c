@@ -238,7 +238,7 @@ END_TEST
 
 static void start_with_file(void) {
         static char file[160];
-        const char *const settings[] = {"daemon.pool=16M",      "daemon.segment=4M", file,
+        const char *const settings[] = {"daemon.pool=16M",      "daemon.segment=4M",   file,
                                         "daemon.file_size=64M", "daemon.file_depth=0", NULL};
 
         instance_kill(&server);
@@ -518,8 +518,11 @@ END_TEST
 /* ---- the space decides ---- */
 
 static void set(const char *key, const char *value) {
-        struct kvd_msg_space_set request = {
-                kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value), 0};
+        struct kvd_msg_space_set request = {kvd_slice_of("model"),
+                                            {0},
+                                            kvd_slice_of(key),
+                                            kvd_slice_of(value),
+                                            0};
         struct conn *conn = instance_connect(&server);
 
         ck_assert_msg(conn_call(conn, KVD_MSG_space_set, &request, NULL) == 0, "%s: %s", key,
@@ -637,8 +640,7 @@ START_TEST(the_space_takes_a_table) {
 }
 END_TEST
 
-SUITE("kvlm: BiCache in the pool",
-      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+SUITE("kvlm: BiCache in the pool", kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(prepare, clean_up),
       TESTS(bits_are_those_of_private_memory, deeper_requests_continue_from_the_last_stored_state,
             a_prefix_is_found_whole_or_not_at_all, what_was_evicted_is_made_again,

@@ -87,10 +87,8 @@ static double worst_error(const struct denoising *d, const char *model) {
 
 START_TEST(every_step_is_right) {
         static const struct shape shapes[] = {
-                {1, 16, 1, 1, 16, 16, 260, true, "F32"},
-                {3, 24, 6, 2, 10, 37, 283, true, "F32"},
-                {2, 40, 5, 5, 8, 33, 300, false, "F32"},
-                {2, 32, 4, 1, 32, 48, 270, false, "F16"},
+                {1, 16, 1, 1, 16, 16, 260, true, "F32"},  {3, 24, 6, 2, 10, 37, 283, true, "F32"},
+                {2, 40, 5, 5, 8, 33, 300, false, "F32"},  {2, 32, 4, 1, 32, 48, 270, false, "F16"},
                 {2, 33, 3, 3, 14, 65, 277, true, "BF16"},
         };
 
@@ -414,8 +412,7 @@ START_TEST(a_model_needs_a_mask) {
 }
 END_TEST
 
-SUITE("kvlm: masked diffusion",
-      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+SUITE("kvlm: masked diffusion", kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(folder_make, folder_remove),
       TESTS(every_step_is_right, deep_layers_restart_from_the_stored_state,
             a_prompt_may_be_all_prefix, modes_differ, bits_do_not_depend_on_how,

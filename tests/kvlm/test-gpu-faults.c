@@ -234,9 +234,7 @@ START_TEST(a_model_that_does_not_fit_says_so) {
 }
 END_TEST
 
-SUITE("kvlm: faults on a GPU",
-      scene_begin(argc, argv),
-      FIXTURE(scene_set_up, scene_tear_down),
+SUITE("kvlm: faults on a GPU", scene_begin(argc, argv), FIXTURE(scene_set_up, scene_tear_down),
       TESTS(a_killed_process_harms_nobody, a_full_pool_is_not_an_error,
             the_daemons_death_is_not_an_error, who_waits_for_a_dead_producer_begins_anew,
             calls_that_fail_are_one_line, a_model_that_does_not_fit_says_so))

@@ -208,11 +208,8 @@ START_TEST(the_processor_does_not_share_a_gpus_pool) {
 }
 END_TEST
 
-SUITE("kvlm: logits on a GPU",
-      scene_begin(argc, argv),
-      FIXTURE(scene_set_up, scene_tear_down),
-      TESTS(logits_are_those_of_the_processor,
-            logits_of_the_real_model_are_those_of_the_processor, bits_do_not_depend_on_chunks,
-            logits_are_the_same_from_the_pool, many_at_once_agree,
+SUITE("kvlm: logits on a GPU", scene_begin(argc, argv), FIXTURE(scene_set_up, scene_tear_down),
+      TESTS(logits_are_those_of_the_processor, logits_of_the_real_model_are_those_of_the_processor,
+            bits_do_not_depend_on_chunks, logits_are_the_same_from_the_pool, many_at_once_agree,
             what_is_generated_is_published_if_it_is_exact, errors_are_one_line,
             the_processor_does_not_share_a_gpus_pool))

@@ -67,10 +67,8 @@ static double worst_error(const struct shape *shape, uint32_t seed, const char *
 
 START_TEST(logits_are_right) {
         static const struct shape shapes[] = {
-                {1, 16, 1, 1, 16, 16, 260, true, "F32"},
-                {3, 24, 6, 2, 10, 37, 283, true, "F32"},
-                {2, 40, 5, 5, 8, 33, 300, false, "F32"},
-                {2, 32, 4, 1, 32, 48, 270, false, "F16"},
+                {1, 16, 1, 1, 16, 16, 260, true, "F32"},  {3, 24, 6, 2, 10, 37, 283, true, "F32"},
+                {2, 40, 5, 5, 8, 33, 300, false, "F32"},  {2, 32, 4, 1, 32, 48, 270, false, "F16"},
                 {2, 33, 3, 3, 14, 65, 277, true, "BF16"},
         };
 
@@ -93,10 +91,11 @@ static void check_same(const float *expected, const char *chunk, const char *thr
 }
 
 START_TEST(bits_do_not_depend_on_how_they_are_computed) {
-        static const char *const chunks[] = {"1", "7", "64", "256"}, *const kv_types[] = {
-                                                                             "f32", "f16", "bf16"};
-        static const char *const variants[] = {"scalar", "avx2", "avx512"}, *const threads[] = {
-                                                                                    "1", "3"};
+        static const char *const chunks[] = {"1", "7", "64", "256"}, *const kv_types[] = {"f32",
+                                                                                          "f16",
+                                                                                          "bf16"};
+        static const char *const variants[] = {"scalar", "avx2", "avx512"}, *const threads[] =
+                                                                                    {"1", "3"};
 
         folder_model("model", &small, 7);
         write_tokens(small.vocab);
@@ -134,8 +133,8 @@ START_TEST(generation_does_not_depend_on_chunk_or_threads) {
 
         folder_model("model", &small, 9);
         model = folder_path("model");
-        text = folder_write_text("text",
-                                 "the theory abcd \xc3\xa9 of everything and the rest of it, twice over");
+        text = folder_write_text(
+                "text", "the theory abcd \xc3\xa9 of everything and the rest of it, twice over");
         for (int chunk = 1; chunk < 70; chunk += 17) {
                 struct output o;
                 char number[16];
@@ -153,8 +152,7 @@ START_TEST(generation_does_not_depend_on_chunk_or_threads) {
 }
 END_TEST
 
-SUITE("kvlm: logits",
-      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+SUITE("kvlm: logits", kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(folder_make, folder_remove),
       TESTS(logits_are_right, bits_do_not_depend_on_how_they_are_computed,
             sixteen_bit_caches_are_close, generation_does_not_depend_on_chunk_or_threads))

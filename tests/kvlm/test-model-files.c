@@ -302,10 +302,8 @@ START_TEST(wrong_token_files) {
 }
 END_TEST
 
-SUITE("kvlm: hostile files",
-      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+SUITE("kvlm: hostile files", kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(make_good, folder_remove),
-      TESTS(truncated_weights, impossible_header_lengths,
-            headers_that_are_not_what_they_should_be, nesting_without_end, damaged_bytes,
-            impossible_configurations, impossible_vocabularies, missing_files, wrong_usage,
-            wrong_token_files))
+      TESTS(truncated_weights, impossible_header_lengths, headers_that_are_not_what_they_should_be,
+            nesting_without_end, damaged_bytes, impossible_configurations, impossible_vocabularies,
+            missing_files, wrong_usage, wrong_token_files))

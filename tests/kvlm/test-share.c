@@ -381,13 +381,9 @@ START_TEST(ctrl_c_ends_cleanly) {
 }
 END_TEST
 
-SUITE("kvlm: sharing",
-      SKIP_IF(argc != 2),
-      kvlm_program = argv[1],
-      FIXTURE(prepare, clean_up),
-      TESTS(a_second_process_reuses_what_the_first_computed,
-            a_conversation_goes_on_where_it_ended, logits_are_the_same_from_the_pool,
-            what_is_lossy_stays_private, sparse_answers_stay_private, a_full_pool_is_not_an_error,
-            many_at_once_agree, the_daemons_death_is_not_an_error,
-            without_a_daemon_it_works_and_says_so, another_model_shares_nothing,
-            ctrl_c_ends_cleanly))
+SUITE("kvlm: sharing", SKIP_IF(argc != 2), kvlm_program = argv[1], FIXTURE(prepare, clean_up),
+      TESTS(a_second_process_reuses_what_the_first_computed, a_conversation_goes_on_where_it_ended,
+            logits_are_the_same_from_the_pool, what_is_lossy_stays_private,
+            sparse_answers_stay_private, a_full_pool_is_not_an_error, many_at_once_agree,
+            the_daemons_death_is_not_an_error, without_a_daemon_it_works_and_says_so,
+            another_model_shares_nothing, ctrl_c_ends_cleanly))

@@ -28,7 +28,7 @@ START_TEST(the_longest_piece_matches) {
         } cases[] = {
                 {"", "\n"},
                 {" the", "260\n"},
-                {" theory", "272\n"},       /* longer than " the" */
+                {" theory", "272\n"},        /* longer than " the" */
                 {" theor", "260 115 118\n"}, /* back to the last piece that ended */
                 {"the", "261\n"},
                 {"abc", "269 103\n"}, /* "abcd" began, "ab" ended */
@@ -138,8 +138,7 @@ START_TEST(bad_prompts_do_not_stop_good_ones) {
 }
 END_TEST
 
-SUITE("kvlm: tokenizer",
-      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+SUITE("kvlm: tokenizer", kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(folder_make, folder_remove),
       TESTS(the_longest_piece_matches, every_text_comes_back, prompts_are_json,
             bad_prompts_do_not_stop_good_ones))

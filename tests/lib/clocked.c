@@ -122,7 +122,8 @@ void clocked_start(struct clocked *c, const char *const *settings) {
                               .given = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                               .rested = eventfd(0, EFD_CLOEXEC),
                               .now_ns = BEGINS_NS};
-        c->page = mmap(NULL, sizeof *c->page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        c->page = mmap(NULL, sizeof *c->page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0);
         if (c->page == MAP_FAILED || c->given < 0 || c->rested < 0)
                 die("setup: %s", strerror(errno));
         c->page->now_ns = c->page->given_ns = BEGINS_NS;

@@ -49,8 +49,7 @@ static _Noreturn void be_daemon(const struct daemon_process *d, struct fault_sta
         sigemptyset(&set);
         sigaddset(&set, SIGTERM);
         sigprocmask(SIG_BLOCK, &set, NULL);
-        inproc_configure(&config, d->in.socket,
-                         d->settings ?: SETTINGS("daemon.max_clients=16"));
+        inproc_configure(&config, d->in.socket, d->settings ?: SETTINGS("daemon.max_clients=16"));
         if (d->worker)
                 snprintf(config.worker_program, sizeof config.worker_program, "%s", d->worker);
         fds = fds_of(0);

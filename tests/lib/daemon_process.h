@@ -12,9 +12,9 @@
 
 struct daemon_process {
         struct instance in;
-        const char *worker; /* path of the kvd that runs as its worker; NULL: no worker */
+        const char *worker;          /* path of the kvd that runs as its worker; NULL: no worker */
         const char *const *settings; /* NULL: only max_clients=16 */
-        bool later;         /* calls fail once the test sets s->on, not from the start */
+        bool later;                  /* calls fail once the test sets s->on, not from the start */
 };
 
 /* False: it could not start, reported that, and left nothing but its directory. */

@@ -12,11 +12,11 @@
 #include <stdint.h>
 
 struct fake_server {
-        char host[16];                  /* a loopback address */
+        char host[16]; /* a loopback address */
         uint16_t port;
-        const char *folder, *name;      /* of its certificate (certificates.h); NULL: no TLS */
-        const char *_Atomic slots;      /* its reply to CLUSTER SLOTS; NULL: not in a Cluster */
-        const char *_Atomic says;       /* its reply to commands about keys; NULL: "+OK\r\n" */
+        const char *folder, *name; /* of its certificate (certificates.h); NULL: no TLS */
+        const char *_Atomic slots; /* its reply to CLUSTER SLOTS; NULL: not in a Cluster */
+        const char *_Atomic says;  /* its reply to commands about keys; NULL: "+OK\r\n" */
         _Atomic uint32_t connections, commands, passwords; /* received so far */
         int fd;
         struct ssl_ctx_st *tls;

@@ -72,8 +72,8 @@ static const int errors[N_FAULT_CALLS][5] = {
  * themselves, and no known system's clock fails for good.
  */
 static bool may_last(enum fault_call call, uint32_t i) {
-        return (i == 0 || errors[call][i] == ENOSPC) && errors[call][i] != EAGAIN && errors[call][i] != EINTR &&
-               call != FAULT_clock_ns;
+        return (i == 0 || errors[call][i] == ENOSPC) && errors[call][i] != EAGAIN &&
+               errors[call][i] != EINTR && call != FAULT_clock_ns;
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -200,7 +200,8 @@ struct fault_state *fault_state_new(void) {
 }
 
 struct fault_state *fault_state_of(int fd) {
-        void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                        0);
 
         return at == MAP_FAILED ? NULL : at;
 }
@@ -238,8 +239,8 @@ void fault_sweep(struct fault_state *s, const char *who, uint32_t stride,
         for (uint32_t call = 0; call < N_FAULT_CALLS; call++) {
                 uint32_t most = 0;
 
-                for (uint32_t i = 0; i < ARRAY_SIZE(errors[call]) && errors[call][i] && (!i || most);
-                     i++)
+                for (uint32_t i = 0;
+                     i < ARRAY_SIZE(errors[call]) && errors[call][i] && (!i || most); i++)
                         for (int forever = 0; forever <= may_last(call, i); forever++) {
                                 struct fault fault = {call, errors[call][i], 0, forever};
 

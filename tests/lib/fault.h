@@ -16,7 +16,7 @@ enum fault_call {
 #define FAULT_ENUM(type, name, parameters, arguments) FAULT_##name,
         KVD_SYS_CALLS(FAULT_ENUM)
 #undef FAULT_ENUM
-        N_FAULT_CALLS
+                N_FAULT_CALLS
 };
 
 /* Instead of an errno: the call transfers half; the call does not return. */
@@ -33,10 +33,10 @@ struct fault {
 /* In memory that the test and the process under test share. */
 struct fault_state {
         struct fault fault;
-        _Atomic bool on;           /* calls are counted and fail only then */
-        _Atomic uint32_t seen;     /* calls of the failing kind so far */
-        _Atomic uint32_t injected; /* number of those that failed */
-        uint64_t began_ms;         /* time of the first failure */
+        _Atomic bool on;                       /* calls are counted and fail only then */
+        _Atomic uint32_t seen;                 /* calls of the failing kind so far */
+        _Atomic uint32_t injected;             /* number of those that failed */
+        uint64_t began_ms;                     /* time of the first failure */
         _Atomic uint64_t calls[N_FAULT_CALLS]; /* of each kind so far */
 };
 

@@ -188,15 +188,14 @@ uint32_t driver_calls(const char *function) {
 
 static void start(struct instance *in, bool public, const char *const *settings) {
         const char *arguments[MAX_ARGUMENTS] = {public ? "--socket" : "--private",
-                                                public ? in->socket : in->dir,
-                                                "--pool", "64M",
-                                                "--set", "daemon.segment=1M",
-                                                "--set", "daemon.pages=small",
-                                                "--set", "daemon.quarantine_ms=20",
-                                                "--set", "daemon.socket_mode=0666",
+                                                public ? in->socket : in->dir, "--pool", "64M",
+                                                "--set", "daemon.segment=1M", "--set",
+                                                "daemon.pages=small", "--set",
+                                                "daemon.quarantine_ms=20", "--set",
+                                                "daemon.socket_mode=0666",
                                                 /* a busy machine is not a hanging disk */
-                                                "--set", "daemon.file_timeout=1800",
-                                                "--backend", "host"};
+                                                "--set", "daemon.file_timeout=1800", "--backend",
+                                                "host"};
         int n = 16;
 
         if (public && geteuid() == 0) { /* even if user kvd exists */

@@ -37,10 +37,10 @@ void instance_start(struct instance *in, const char *const *settings);
 void instance_again(struct instance *in, const char *const *settings);
 /* the same, not --private: every user may connect */
 void instance_start_public(struct instance *in, const char *const *settings);
-void instance_stop(struct instance *in);  /* SIGTERM; it must exit with 0 and leave no socket */
-void instance_kill(struct instance *in);  /* SIGKILL */
-void instance_sweep(struct instance *in); /* removes the directory */
-void instance_end(struct instance *in);   /* stop and sweep */
+void instance_stop(struct instance *in);      /* SIGTERM; it must exit with 0 and leave no socket */
+void instance_kill(struct instance *in);      /* SIGKILL */
+void instance_sweep(struct instance *in);     /* removes the directory */
+void instance_end(struct instance *in);       /* stop and sweep */
 void instance_end_clean(struct instance *in); /* instance_expect_clean, then instance_end */
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 

@@ -44,7 +44,9 @@ static void *large_mmap(void *at, size_t n, int prot, int flags, int fd, off_t o
                 return refuse("mmap", (uintptr_t)at) < 0 ? MAP_FAILED : NULL;
         if (!(flags & MAP_FIXED))
                 at = find_place(ALIGN_UP(n, LARGE_PAGE));
-        return at == MAP_FAILED ? at : mmap(at, ALIGN_UP(n, LARGE_PAGE), prot, flags | MAP_FIXED, fd, off);
+        return at == MAP_FAILED ?
+                       at :
+                       mmap(at, ALIGN_UP(n, LARGE_PAGE), prot, flags | MAP_FIXED, fd, off);
 }
 
 /* Acts on whole pages, including the part of the last page beyond the end. */

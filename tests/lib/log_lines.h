@@ -10,7 +10,7 @@
 void log_catch(void);
 void log_let_go(void);
 
-const char *log_lines(void); /* all so far; valid until the next call */
+const char *log_lines(void);          /* all so far; valid until the next call */
 uint32_t log_count(const char *what); /* how often `what` occurs */
 
 #endif

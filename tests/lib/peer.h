@@ -40,7 +40,7 @@ struct peer_end {
         uint8_t frame[KVD_FRAME_MAX];
 };
 
-struct peer_end *peer_connect(const char *socket);          /* not attached */
+struct peer_end *peer_connect(const char *socket); /* not attached */
 struct peer_end *peer_attach(const char *socket);
 /* closes the socket and the descriptors of the last reply */
 struct peer_end *peer_close(struct peer_end *p);

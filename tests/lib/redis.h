@@ -24,8 +24,8 @@ struct redis_tls {
         bool asks;                 /* whether clients need certificates */
 };
 
-bool redis_is_there(void);  /* the program is installed */
-bool redis_has_tls(void);   /* the program was built with TLS; prints a line if not */
+bool redis_is_there(void); /* the program is installed */
+bool redis_has_tls(void);  /* the program was built with TLS; prints a line if not */
 
 /* tls: NULL for no TLS. */
 void redis_start(struct redis *r, const struct redis_tls *tls);

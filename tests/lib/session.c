@@ -286,8 +286,9 @@ static void ask_everything(const char *socket) {
         request(conn, KVD_MSG_check, &(struct kvd_msg_check){.space = one}, &reply);
         request(conn, KVD_MSG_evict, &(struct kvd_msg_evict){.space = one, .blocks = 2}, &reply);
         request(conn, KVD_MSG_space_set,
-                &(struct kvd_msg_space_set){
-                        .space = one, .key = kvd_slice_of("policy"), .value = kvd_slice_of("fifo")},
+                &(struct kvd_msg_space_set){.space = one,
+                                            .key = kvd_slice_of("policy"),
+                                            .value = kvd_slice_of("fifo")},
                 &reply);
         conn_close(conn);
 }

@@ -65,11 +65,11 @@ static inline int suite_run(struct suite *s) {
                 return suite_run(&suite_); \
         }
 
-#define TESTS(...) RAISES(0, 1, __VA_ARGS__)            /* each once */
-#define LOOPS(n, ...) RAISES(0, n, __VA_ARGS__)         /* each n times, with _i from 0 to n - 1 */
+#define TESTS(...) RAISES(0, 1, __VA_ARGS__)    /* each once */
+#define LOOPS(n, ...) RAISES(0, n, __VA_ARGS__) /* each n times, with _i from 0 to n - 1 */
 #define RAISES(signal, n, ...) \
         suite_add(&suite_, signal, (int)(n), (const TTest *const[]){__VA_ARGS__, NULL})
-#define CASE(name) suite_case(&suite_, name)            /* for other fixtures from here on */
+#define CASE(name) suite_case(&suite_, name) /* for other fixtures from here on */
 #define FIXTURE(before, after) tcase_add_checked_fixture(suite_.now, before, after)
 #define WHEN(condition, ...) ((condition) ? (__VA_ARGS__) : (void)0)
 #define SKIP_IF(condition) ((condition) ? exit(EXIT_SKIPPED) : (void)0)

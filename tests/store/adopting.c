@@ -64,8 +64,7 @@ static void keep_nothing(void *arg, const char *name, int fd) {
 static void drop_nothing(void *arg, const char *name) {
 }
 
-const struct keep_ops no_ops = {
-        .keep = keep_nothing, .drop = drop_nothing, .said = said};
+const struct keep_ops no_ops = {.keep = keep_nothing, .drop = drop_nothing, .said = said};
 
 int pidfd_of(pid_t pid) {
         int fd = sys->pidfd_open(pid);
@@ -120,8 +119,10 @@ void open_daemon(void) {
                                  .keep_arg = kept,
                                  .keep_bytes = keep_bytes,
                                  .keep_least = 40};
-        struct domain_config d = {
-                .name = "d", .quota = quota, .client_quota = UINT64_MAX, .arena = arena};
+        struct domain_config d = {.name = "d",
+                                  .quota = quota,
+                                  .client_quota = UINT64_MAX,
+                                  .arena = arena};
 
         if (on_gpu())
                 put_on_gpu(&c);
@@ -225,8 +226,8 @@ static void bytes_of(uint64_t prefix, uint64_t ret[BLOCK_BYTES / 8]) {
 }
 
 /* Seals n blocks. The first `same` ones have the tokens of the chain made from seed_before. */
-void make_chain(struct attachment *a, struct chain *c, uint32_t n, uint64_t salt,
-                       uint32_t seed, uint32_t same, uint32_t seed_before) {
+void make_chain(struct attachment *a, struct chain *c, uint32_t n, uint64_t salt, uint32_t seed,
+                uint32_t same, uint32_t seed_before) {
         struct space *space = attachment_space(a);
         uint64_t prefix = mix(1, salt), bytes[BLOCK_BYTES / 8];
         struct seal_request q = {.root = salt, .n_blocks = n, .tokens = c->tokens};

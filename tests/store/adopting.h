@@ -22,7 +22,7 @@ extern unsigned long n_keeps, n_drops, n_unknown;
 extern char last_said[512];
 extern const struct keep_ops no_ops; /* they keep nothing */
 
-extern bool arena; /* settings of daemons opened from now on; so are those below */
+extern bool arena;       /* settings of daemons opened from now on; so are those below */
 extern bool all_at_once; /* whether adopt also takes all blocks over */
 extern uint64_t quota, pool, keep_bytes;
 extern uint32_t attachments;

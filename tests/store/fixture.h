@@ -25,7 +25,7 @@ extern struct domain *domain;
 void fixture_open(uint64_t pool_blocks, uint64_t spill_blocks);
 void fixture_close(void);
 struct space *fixture_space(const char *name, uint64_t max_blocks);
-struct space *fixture_whole_space(const char *name); /* bidirectional */
+struct space *fixture_whole_space(const char *name);    /* bidirectional */
 struct attachment *fixture_attach(struct space *space); /* as a process of its own */
 struct attachment *fixture_attach_as(struct space *space, uint64_t process);
 /* A superblock as of an existing file; a new file would get larger extents. */
@@ -41,16 +41,16 @@ struct space_usage usage_of(struct space *space);
 
 extern struct kvd_job *worker_job; /* arguments of the job that was taken */
 
-bool worker_take(void);            /* takes a job; false: no job, or it has one already */
-void worker_do(void);              /* does the job, and answers */
-void worker_fail(int error);       /* answers this error */
-void worker_die(void);             /* writes part of the result, and dies */
-void worker_rest(void);            /* answers that a piece is done */
+bool worker_take(void);      /* takes a job; false: no job, or it has one already */
+void worker_do(void);        /* does the job, and answers */
+void worker_fail(int error); /* answers this error */
+void worker_die(void);       /* writes part of the result, and dies */
+void worker_rest(void);      /* answers that a piece is done */
 void worker_answer(const void *result, size_t bytes); /* answers anything */
 /* takes and does jobs until there is none; returns how many */
 uint32_t work(void);
 void worker_spoil(struct space *space, uint32_t slot); /* flips a bit of an exact copy */
-extern int worker_verdict;         /* COMPARE: 0: by the bytes; otherwise no blocks are alike */
+extern int worker_verdict; /* COMPARE: 0: by the bytes; otherwise no blocks are alike */
 
 /* ---- client ---------------------------------------------------------------------------------- */
 

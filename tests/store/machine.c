@@ -28,7 +28,7 @@
 #include "tests/lib/sanitized.h"
 #include "tests/store/world.h"
 
-#define STEPS 300u        /* operations per seed */
+#define STEPS 300u /* operations per seed */
 #define POOL_BLOCKS 256u
 #define MOST_US (SANITIZED ? 100000u : 10000u) /* processor time of one operation, at most */
 /*
@@ -242,7 +242,7 @@ static uint32_t allocate_all(struct attachment *a) {
         kvd_ref blocks[POOL_BLOCKS];
         uint32_t n = 0;
 
-        for (int r = 1; r > 0 && n < POOL_BLOCKS; n += r > 0 ? (uint32_t)r : 0)
+        for (int r = 1; r > 0 && n<POOL_BLOCKS; n += r> 0 ? (uint32_t)r : 0)
                 r = space_allocate(a, POOL_BLOCKS, blocks);
         return n;
 }

@@ -136,7 +136,8 @@ START_TEST(a_later_guarantee_is_taken_from_the_greedy) {
 
 /* The part of a cost that is kept for domains that have little of it. */
 static uint64_t kept(enum kvd_cost cost) {
-        return cost == KVD_COST_pool || cost == KVD_COST_spill ? 0 : store->account.limit[cost] / 16;
+        return cost == KVD_COST_pool || cost == KVD_COST_spill ? 0 :
+                                                                 store->account.limit[cost] / 16;
 }
 
 START_TEST(a_quota_is_a_share_of_every_cost) {
@@ -170,9 +171,9 @@ START_TEST(a_hog_leaves_newcomers_what_cannot_be_evicted) {
                         ck_assert_int_eq(account_charge(hog, i, account_room(greedy, i)), 0);
                 ck_assert_int_lt(account_charge(hog, i, 1), 0);
                 ck_assert_uint_eq(account_room(poor, i),
-                                  i == KVD_COST_pool    ? 0 :
-                                  i == KVD_COST_spill   ? store->account.limit[i] / 4 :
-                                                          store->account.limit[i] / 64);
+                                  i == KVD_COST_pool  ? 0 :
+                                  i == KVD_COST_spill ? store->account.limit[i] / 4 :
+                                                        store->account.limit[i] / 64);
         }
         ck_assert_ptr_nonnull(fixture_attach(space_of(poor, "poor")));
 }
@@ -330,8 +331,7 @@ START_TEST(a_full_domain_does_not_wait_for_what_another_one_deleted) {
         ck_assert_uint_eq(store->account.used[KVD_COST_pool], used);
 }
 
-SUITE("account",
-      FIXTURE(set_up, tear_down),
+SUITE("account", FIXTURE(set_up, tear_down),
       TESTS(filling_by_several_connections_leaves_the_guarantee,
             pinning_everything_leaves_the_guarantee, orphaned_blocks_leave_the_guarantee,
             a_later_guarantee_is_taken_from_the_greedy, a_quota_is_a_share_of_every_cost,

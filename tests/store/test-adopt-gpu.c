@@ -41,7 +41,9 @@ static uint64_t inode_of(int fd) {
 /* A chain whose last n_late blocks wait until the client's semaphore 0 has the value. */
 static void make_late_chain(struct attachment *a, struct chain *c, uint32_t n, uint32_t n_late,
                             uint64_t value) {
-        struct seal_request q = {.n_blocks = n_late, .n_tokens = n_late * BT, .semaphore = 1,
+        struct seal_request q = {.n_blocks = n_late,
+                                 .n_tokens = n_late * BT,
+                                 .semaphore = 1,
                                  .semaphore_value = value};
         kvd_ref blocks[CHAIN];
 
@@ -90,7 +92,9 @@ static const struct {
         bool before, after; /* does the stream write while the daemon lives, or after? */
         bool seen;          /* did the daemon see the write? */
         uint32_t found;
-} arrivals[] = {{true, false, true, 20}, {true, false, false, 20}, {false, true, false, 20},
+} arrivals[] = {{true, false, true, 20},
+                {true, false, false, 20},
+                {false, true, false, 20},
                 {false, false, false, 12}};
 
 START_TEST(a_block_is_taken_over_if_its_data_is_there) {
@@ -418,15 +422,13 @@ START_TEST(each_chunk_of_a_segment_has_a_name_of_its_own) {
 }
 END_TEST
 
-SUITE("adopt on a GPU",
-      FIXTURE(set_up, tear_down),
+SUITE("adopt on a GPU", FIXTURE(set_up, tear_down),
       LOOPS(ARRAY_SIZE(arrivals), a_block_is_taken_over_if_its_data_is_there),
       TESTS(waiters_for_a_client_that_died_before_are_told,
             a_client_keeps_its_page_over_many_daemons),
       LOOPS(ARRAY_SIZE(damaged), without_semaphores_only_what_waits_is_lost),
       TESTS(a_page_of_a_daemon_that_did_not_get_far_is_replaced),
       LOOPS(ARRAY_SIZE(wrong_chunks), a_wrong_chunk_is_given_up_with_its_blocks),
-      TESTS(the_pool_is_made_around_what_is_there),
-      LOOPS(3, elsewhere_the_space_begins_empty),
+      TESTS(the_pool_is_made_around_what_is_there), LOOPS(3, elsewhere_the_space_begins_empty),
       LOOPS(2, a_chunk_is_not_passed_on_while_clients_of_before_may_have_it),
       TESTS(each_chunk_of_a_segment_has_a_name_of_its_own))

@@ -80,7 +80,8 @@ START_TEST(sealed_chains_come_back) {
                 ck_assert_uint_eq(found(space, &two), CHAIN);
                 ck_assert_uint_eq(found(space, &three), 3);
                 ck_assert_uint_eq(space_index(space)->life, 2 + (uint32_t)i);
-                ck_assert_uint_eq(n_kept, OF_BEFORE + OF_SPACE + 2 + space_index(space)->n_segments);
+                ck_assert_uint_eq(n_kept,
+                                  OF_BEFORE + OF_SPACE + 2 + space_index(space)->n_segments);
         }
 }
 END_TEST
@@ -227,7 +228,8 @@ END_TEST
 START_TEST(what_nobody_wants_is_closed) {
         int next;
 
-        kept[n_kept++] = (struct kept_file){.name = "1.z.2.3.4", .fd = memfd_create("unknown", MFD_CLOEXEC)};
+        kept[n_kept++] = (struct kept_file){.name = "1.z.2.3.4",
+                                            .fd = memfd_create("unknown", MFD_CLOEXEC)};
         next = dup(0);
         close(next);
         adopt();
@@ -348,7 +350,7 @@ START_TEST(segments_leave_room_for_clients) {
         check_clean(space);
         for (uint32_t i = 0; i < space_index(space)->n_segments; i++)
                 n -= space->memory.segments[i].kept ? 1 : 0;
-        ck_assert_uint_lt(n, POOL);     /* some segments are kept */
+        ck_assert_uint_lt(n, POOL);      /* some segments are kept */
         ck_assert_uint_gt(n, POOL - 16); /* and some are not */
         ck_assert_uint_ge(crowd_in(space, &error), 1);
         restart(0);
@@ -572,7 +574,9 @@ START_TEST(a_changed_index_loses_blocks_and_gives_no_wrong_one) {
                         memcpy(image, sound, image_bytes);
                         change_links(sound);
                 }
-                lost += all - MIN(try_image(draw(50) ? image_bytes : 4096 + draw(image_bytes - 4096)), all);
+                lost += all -
+                        MIN(try_image(draw(50) ? image_bytes : 4096 + draw(image_bytes - 4096)),
+                            all);
                 seed = was;
         }
         printf("%u changed indexes: %.2f of %llu blocks lost by one\n", CHANGES,
@@ -597,8 +601,11 @@ static void space_of_many(uint32_t many) {
         space = fixture_space("s", 0);
         a = fixture_attach(space);
         for (uint32_t n = 0; n < many; n += 64) {
-                struct seal_request q = {.root = n, .n_blocks = 64, .blocks = refs,
-                                         .n_tokens = 256, .tokens = tokens};
+                struct seal_request q = {.root = n,
+                                         .n_blocks = 64,
+                                         .blocks = refs,
+                                         .n_tokens = 256,
+                                         .tokens = tokens};
                 uint32_t got = 0;
 
                 while (got < 64) {
@@ -733,21 +740,18 @@ START_TEST(an_allocation_waits_for_memory_being_taken_over) {
 }
 END_TEST
 
-SUITE("adopt",
-      FIXTURE(set_up, tear_down),
+SUITE("adopt", FIXTURE(set_up, tear_down),
       TESTS(what_is_kept_is_dropped_when_it_goes, what_nobody_wants_is_closed),
       LOOPS(2, sealed_chains_come_back, pins_of_old_clients_hold,
             blocks_that_may_be_written_are_left_alone, without_a_page_the_space_begins_empty,
             a_daemon_that_ends_while_taking_over_loses_nothing),
-      WHEN(SMALL_PAGES, LOOPS(2, under_arenas_too)),
-      TESTS(another_isolation_begins_empty),
+      WHEN(SMALL_PAGES, LOOPS(2, under_arenas_too)), TESTS(another_isolation_begins_empty),
       /* one key of 8 bits in 256 equals that of a child of another parent */
       WHEN(KVD_HASH_BITS == 128, TESTS(a_changed_index_loses_blocks_and_gives_no_wrong_one)),
       WHEN(!on_gpu(), TESTS(large_pages_that_are_free_by_now_are_left_alone,
                             many_old_clients_are_looked_at_a_few_at_a_time, many_blocks)),
-      WHEN(!on_gpu() && SMALL_PAGES, TESTS(without_a_segment_its_blocks_are_lost,
-                                           names_at_the_keeper_have_shares,
-                                           segments_leave_room_for_clients,
-                                           a_smaller_quota_keeps_what_fits,
-                                           taking_over_delays_no_allocation,
-                                           an_allocation_waits_for_memory_being_taken_over)))
+      WHEN(!on_gpu() && SMALL_PAGES,
+           TESTS(without_a_segment_its_blocks_are_lost, names_at_the_keeper_have_shares,
+                 segments_leave_room_for_clients, a_smaller_quota_keeps_what_fits,
+                 taking_over_delays_no_allocation,
+                 an_allocation_waits_for_memory_being_taken_over)))

@@ -18,8 +18,10 @@ static kvd_ref chain[N];
 
 static void seal_chain(void) {
         uint32_t tokens[N * BT];
-        struct seal_request q = {
-                .n_blocks = N, .blocks = chain, .n_tokens = N * BT, .tokens = tokens};
+        struct seal_request q = {.n_blocks = N,
+                                 .blocks = chain,
+                                 .n_tokens = N * BT,
+                                 .tokens = tokens};
 
         for (uint32_t i = 0; i < N * BT; i++)
                 tokens[i] = 100 + i;
@@ -85,6 +87,5 @@ START_TEST(what_two_hold_nobody_holds_alone) {
 }
 END_TEST
 
-SUITE("available",
-      FIXTURE(set_up, tear_down),
+SUITE("available", FIXTURE(set_up, tear_down),
       TESTS(one_pin_holds_the_chain, what_two_hold_nobody_holds_alone))

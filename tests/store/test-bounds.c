@@ -29,7 +29,7 @@
 
 #define BUDGET_US (SANITIZED ? 60000u : 3000u) /* on a fast machine */
 #define MOST_RUNS 60 /* the kernel may charge the work of another process to this one */
-#define TINY 64u /* bytes of a block */
+#define TINY 64u     /* bytes of a block */
 
 static struct store *store;
 static struct domain *domain;
@@ -238,8 +238,9 @@ END_TEST
 static void seal_chain(struct attachment *a, uint32_t n, uint32_t semaphore) {
         static const uint32_t tokens[MANY];
         kvd_ref sealed[MANY];
-        struct seal_request q = {
-                .tokens = tokens, .semaphore = semaphore, .semaphore_value = semaphore};
+        struct seal_request q = {.tokens = tokens,
+                                 .semaphore = semaphore,
+                                 .semaphore_value = semaphore};
 
         for (uint32_t at = 0; at < n; at += q.n_blocks) {
                 q.blocks = refs + at;
@@ -591,11 +592,11 @@ START_TEST(memory_of_copies_is_given_back_in_pieces) {
 }
 END_TEST
 
-SUITE("bounds", TESTS(a_segment_of_tiny_blocks_changes_hands_in_pieces,
-                      memory_of_a_deleted_space_is_had_in_pieces,
-                      a_segment_of_a_deep_chain_is_emptied_in_pieces,
-                      a_long_sequence_gives_way_in_pieces,
-                      a_long_sequence_is_asked_about_in_pieces, offers_are_withdrawn_in_pieces,
-                      marks_of_blocks_that_are_gone_are_passed_in_pieces,
-                      data_that_never_comes_is_given_up_in_pieces, a_crowd_leaves,
-                      memory_of_copies_is_given_back_in_pieces, room_is_looked_for_in_4096_spaces))
+SUITE("bounds",
+      TESTS(a_segment_of_tiny_blocks_changes_hands_in_pieces,
+            memory_of_a_deleted_space_is_had_in_pieces,
+            a_segment_of_a_deep_chain_is_emptied_in_pieces, a_long_sequence_gives_way_in_pieces,
+            a_long_sequence_is_asked_about_in_pieces, offers_are_withdrawn_in_pieces,
+            marks_of_blocks_that_are_gone_are_passed_in_pieces,
+            data_that_never_comes_is_given_up_in_pieces, a_crowd_leaves,
+            memory_of_copies_is_given_back_in_pieces, room_is_looked_for_in_4096_spaces))

@@ -203,6 +203,7 @@ START_TEST(what_was_anothers_is_not_kept) {
 }
 END_TEST
 
-SUITE("carry", TESTS(what_is_spare_goes_a_piece_at_a_time, half_is_left_for_copies,
-                     many_ways_keep_what_one_does, what_was_anothers_is_not_kept),
+SUITE("carry",
+      TESTS(what_is_spare_goes_a_piece_at_a_time, half_is_left_for_copies,
+            many_ways_keep_what_one_does, what_was_anothers_is_not_kept),
       LOOPS(2, copies_leave_what_is_needed_on_the_way))

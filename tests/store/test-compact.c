@@ -396,8 +396,7 @@ START_TEST(changes_of_one_compaction_come_in_one_answer) {
 }
 END_TEST
 
-SUITE("compact",
-      FIXTURE(setup, teardown),
+SUITE("compact", FIXTURE(setup, teardown),
       TESTS(a_range_becomes_fewer_blocks, what_is_packed_is_packed_again,
             parts_of_blocks_are_brought_together, what_is_not_taken_leaves_nothing,
             a_full_pool_refuses_it_and_loses_nothing, what_makes_no_sense_is_refused,

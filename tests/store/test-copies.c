@@ -16,7 +16,7 @@
 
 #define SLOT file_slot_bytes(BLOCK_BYTES)
 #define SLOTS 64u
-#define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots) * SLOT)
+#define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots)*SLOT)
 #define MEMORY 16u /* number of copies that memory has room for */
 /* copies at which none goes to a file yet; one place is reserved for copies that come back */
 #define FEW (MEMORY - MEMORY / 4 - 1)
@@ -179,8 +179,9 @@ static void want(uint32_t from, uint32_t n) {
 
         for (uint32_t i = 0; i < n; i++)
                 entries[i] = from + i;
-        ck_assert_int_eq(
-                sequence_revive(a, t.number, KVD_REVIVE_EXACT, entries, n, &exact, &approx), 0);
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_EXACT, entries, n, &exact,
+                                         &approx),
+                         0);
 }
 
 static uint32_t resident(void) {
@@ -571,8 +572,9 @@ END_TEST
 
 /* A quota of a quarter of the pool allows a quarter of the file, of which copies may use half. */
 START_TEST(a_domain_has_no_more_than_its_share) {
-        struct domain_config q = {
-                .name = "q", .quota = 16 * BLOCK_BYTES, .client_quota = UINT64_MAX};
+        struct domain_config q = {.name = "q",
+                                  .quota = 16 * BLOCK_BYTES,
+                                  .client_quota = UINT64_MAX};
 
         open_files(1, 64);
         ck_assert_int_eq(store_domain(store, &q, &domain), 0);

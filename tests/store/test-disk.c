@@ -20,7 +20,7 @@
 
 #define N 3u /* blocks per chain */
 #define SLOT file_slot_bytes(BLOCK_BYTES)
-#define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots) * SLOT)
+#define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots)*SLOT)
 
 #define MOST_FILES 2u
 
@@ -106,10 +106,11 @@ static void moved(const struct store_disk_question *q, uint32_t fails) {
         for (uint32_t i = 0; i < q->n && i < fails; i++)
                 errors[i] = -EIO;
         for (uint32_t i = 0; q->what == STORE_DISK_WRITE && i < q->n && n_records < N; i++)
-                records[n_records++] = (struct kvd_disk_found){
-                        .label = q->items[i].label,
-                        .key = file_key(supers[0].secret, &q->items[i].label, q->items[i].tokens),
-                        .place = q->items[i].place};
+                records[n_records++] = (struct kvd_disk_found){.label = q->items[i].label,
+                                                               .key = file_key(supers[0].secret,
+                                                                               &q->items[i].label,
+                                                                               q->items[i].tokens),
+                                                               .place = q->items[i].place};
         store_disk_moved(store, 0, errors, NULL, q->n);
 }
 
@@ -337,8 +338,9 @@ static int demote_all(void) {
 
 /* A quota of a quarter of the pool allows a quarter of the file: seven records. */
 START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
-        struct domain_config q = {
-                .name = "q", .quota = 16 * BLOCK_BYTES, .client_quota = UINT64_MAX};
+        struct domain_config q = {.name = "q",
+                                  .quota = 16 * BLOCK_BYTES,
+                                  .client_quota = UINT64_MAX};
         struct space *neighbours;
         struct attachment *neighbour;
 
@@ -822,12 +824,10 @@ SUITE("disk-answers", FIXTURE(forget_files, forget_files),
             what_is_deleted_is_deleted_in_both, a_deletion_waits_for_a_file_that_hangs),
       TESTS(the_last_error_of_a_file_is_kept, one_hangs_and_the_other_is_written_to,
             another_file_is_off, what_a_prefix_lacks_is_written_again),
-      LOOPS(2, a_prefix_comes_from_both_whole),
-      LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
+      LOOPS(2, a_prefix_comes_from_both_whole), LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
       TESTS(what_the_disk_did_not_take_is_said, unanswered_writes_do_not_count_as_written,
             fetches_do_not_wait_for_a_slow_file, a_name_that_was_not_answered_is_asked_again,
-            what_was_deleted_is_erased_by_the_next_process,
-            what_no_file_knows_is_erased_at_once, deletions_while_a_file_opens_do_not_turn_it_off,
-            names_in_a_file_have_shares,
+            what_was_deleted_is_erased_by_the_next_process, what_no_file_knows_is_erased_at_once,
+            deletions_while_a_file_opens_do_not_turn_it_off, names_in_a_file_have_shares,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
             evict_to_file_takes_no_more_than_a_domains_share))

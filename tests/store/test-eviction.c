@@ -188,7 +188,8 @@ static struct kvd_pin_words *words_of(struct attachment *a) {
 }
 
 /* A space full of leaves, and 240 clients. The last one pins all leaves; returns its words. */
-static struct kvd_pin_words *plant_forest(struct space *space, struct attachment **first, kvd_ref *refs) {
+static struct kvd_pin_words *plant_forest(struct space *space, struct attachment **first,
+                                          kvd_ref *refs) {
         uint32_t *tokens = calloc(LEAVES, BT * sizeof *tokens);
         struct attachment *a = NULL;
         struct kvd_pin_words *words;
@@ -287,8 +288,11 @@ START_TEST(evicting_a_chain_skips_its_pinned_leaves) {
         struct kvd_pin_words *words;
 
         for (uint32_t i = 0; i < LEAVES - 1; i++) {
-                struct seal_request q = {.n_blocks = 1, .blocks = &refs[i], .n_tokens = BT,
-                                         .tokens = tokens, .parent = root};
+                struct seal_request q = {.n_blocks = 1,
+                                         .blocks = &refs[i],
+                                         .n_tokens = BT,
+                                         .tokens = tokens,
+                                         .parent = root};
 
                 ck_assert_int_eq(space_allocate(a, 1, &refs[i]), 1);
                 tokens[0] = i;
@@ -358,11 +362,9 @@ START_TEST(no_name_of_a_block_comes_twice) {
 END_TEST
 
 SUITE("eviction", FIXTURE(open_store, fixture_close),
-      WHEN(KVD_HASH_BITS == 128,
-           TESTS(crowded_keys_cost_no_more_than_others,
-                 blocks_that_their_buckets_cannot_hold_are_missed,
-                 a_full_index_holds_all_its_blocks)),
-      TESTS(a_forest_of_pins_is_searched_in_pieces,
-            evictions_among_many_clients_come_in_pieces,
+      WHEN(KVD_HASH_BITS == 128, TESTS(crowded_keys_cost_no_more_than_others,
+                                       blocks_that_their_buckets_cannot_hold_are_missed,
+                                       a_full_index_holds_all_its_blocks)),
+      TESTS(a_forest_of_pins_is_searched_in_pieces, evictions_among_many_clients_come_in_pieces,
             evicting_a_chain_skips_its_pinned_leaves),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

@@ -16,8 +16,8 @@
 #include "tests/store/fixture.h"
 
 #define CONNECTIONS 6u
-#define EACH 40u     /* fetches per connection */
-#define BLOCKS 3u    /* blocks per chain */
+#define EACH 40u  /* fetches per connection */
+#define BLOCKS 3u /* blocks per chain */
 #define EXTENT_BYTES ((uint64_t)DISK_SECTOR + 64 * file_slot_bytes(BLOCK_BYTES))
 
 static struct space *spaces[2]; /* 0: the greedy domain's, 1: the victim's */
@@ -87,8 +87,10 @@ static uint32_t tokens[BLOCKS * BT];
 
 static void seal_chain(struct attachment *a) {
         kvd_ref refs[BLOCKS];
-        struct seal_request q = {
-                .n_blocks = BLOCKS, .blocks = refs, .n_tokens = BLOCKS * BT, .tokens = tokens};
+        struct seal_request q = {.n_blocks = BLOCKS,
+                                 .blocks = refs,
+                                 .n_tokens = BLOCKS * BT,
+                                 .tokens = tokens};
 
         ck_assert_int_eq(space_allocate(a, BLOCKS, refs), (int)BLOCKS);
         ck_assert_int_eq(space_seal(a, &q, refs), 0);
@@ -109,8 +111,9 @@ static void write_chain(struct space *space, struct attachment *a) {
 }
 
 static void open_domain(uint32_t i, const char *name) {
-        const struct domain_config config = {
-                .name = "", .guarantee = i * 32 * BLOCK_BYTES, .client_quota = UINT64_MAX};
+        const struct domain_config config = {.name = "",
+                                             .guarantee = i * 32 * BLOCK_BYTES,
+                                             .client_quota = UINT64_MAX};
         struct domain_config named = config;
 
         snprintf(named.name, sizeof named.name, "%s", name);
@@ -265,7 +268,6 @@ START_TEST(blocks_are_written_during_a_flood_of_fetches) {
 }
 END_TEST
 
-SUITE("fetch-turns", LOOPS(2, a_flood_of_fetches_leaves_others_their_places,
-                           a_client_leaves_places_to_its_domain,
-                           clients_of_a_domain_take_turns,
-                           blocks_are_written_during_a_flood_of_fetches))
+SUITE("fetch-turns",
+      LOOPS(2, a_flood_of_fetches_leaves_others_their_places, a_client_leaves_places_to_its_domain,
+            clients_of_a_domain_take_turns, blocks_are_written_during_a_flood_of_fetches))

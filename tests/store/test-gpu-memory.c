@@ -573,21 +573,15 @@ START_TEST(at_random) {
 }
 END_TEST
 
-SUITE("device",
-      FIXTURE(alone, teardown),
+SUITE("device", FIXTURE(alone, teardown),
       TESTS(nobody_gets_what_is_not_clear, a_worker_that_dies_has_cleared_nothing),
       LOOPS(3, what_the_driver_does_not_give_comes_later),
       TESTS(a_driver_that_gives_nothing_is_refused, no_descriptor_is_an_error_and_no_loss,
             memory_that_is_held_is_missing, a_reserve_is_left_for_contexts),
-      CASE("pool"),
-      FIXTURE(setup, teardown),
+      CASE("pool"), FIXTURE(setup, teardown),
       TESTS(no_block_lies_across_two_segments, blocks_that_do_not_fit_are_refused,
             a_segment_is_free_when_all_have_unmapped_it,
             what_nobody_was_asked_about_comes_back_as_it_is,
             what_somebody_is_about_to_unmap_gets_no_block, the_dead_have_nothing_mapped),
-      LOOPS(2, a_worker_unmaps_last),
-      TESTS(a_chunk_never_changes_domains),
-      LOOPS(3, at_random),
-      CASE("many"),
-      FIXTURE(setup_many, teardown),
-      TESTS(each_of_many_segments_is_asked_for))
+      LOOPS(2, a_worker_unmaps_last), TESTS(a_chunk_never_changes_domains), LOOPS(3, at_random),
+      CASE("many"), FIXTURE(setup_many, teardown), TESTS(each_of_many_segments_is_asked_for))

@@ -250,8 +250,13 @@ START_TEST(targets_and_sources_are_chosen) {
 END_TEST
 
 START_TEST(answers_are_not_believed) {
-        struct kvd_match wrong[] = {{0, 0, 0, 1}, {0, 77, 0, 1}, {77, 0, 0, 1}, {3, 0, 0, 1},
-                                    {0, 3, __builtin_nanf(""), 1}, {0, 3, 1e9f, 1}, {0, 1, 0, 1}};
+        struct kvd_match wrong[] = {{0, 0, 0, 1},
+                                    {0, 77, 0, 1},
+                                    {77, 0, 0, 1},
+                                    {3, 0, 0, 1},
+                                    {0, 3, __builtin_nanf(""), 1},
+                                    {0, 3, 1e9f, 1},
+                                    {0, 1, 0, 1}};
         struct kvd_match right[] = {{0, 3, 0.1f, 1}, {0, 4, 0.1f, 1}};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(wrong); i++) {
@@ -282,10 +287,14 @@ END_TEST
 START_TEST(a_prefix_may_stand_in_and_is_never_replaced) {
         uint32_t tokens[4 * BT], first;
         kvd_ref chain[4];
-        struct seal_request seal = {
-                .n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
-        struct append_request borrow = {
-                .n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
+        struct seal_request seal = {.n_blocks = 4,
+                                    .blocks = chain,
+                                    .n_tokens = 4 * BT,
+                                    .tokens = tokens};
+        struct append_request borrow = {.n_blocks = 4,
+                                        .blocks = chain,
+                                        .n_tokens = 4 * BT,
+                                        .tokens = tokens};
         float floats[BLOCK_BYTES / 4];
         struct table u;
 
@@ -375,9 +384,7 @@ static void one_operation(struct table *tables, struct attachment **owners) {
                 return;
         }
         switch (random_below(&rnd, 16)) {
-        case 0:
-                table_close(u);
-                break;
+        case 0: table_close(u); break;
         case 1:
         case 2:
         case 3:
@@ -399,9 +406,7 @@ static void one_operation(struct table *tables, struct attachment **owners) {
                 break;
         case 8:
         case 9:
-        case 10:
-                table_sync(u, mostly);
-                break;
+        case 10: table_sync(u, mostly); break;
         case 11:
         case 12:
         case 13:
@@ -417,8 +422,7 @@ static void one_operation(struct table *tables, struct attachment **owners) {
                         owners[k / 2] = fixture_attach(space);
                 }
                 break;
-        default:
-                store_idle(store);
+        default: store_idle(store);
         }
 }
 
@@ -449,12 +453,11 @@ START_TEST(random_operations_keep_references_and_tables_right) {
 }
 END_TEST
 
-SUITE("memshare",
-      FIXTURE(setup, teardown),
+SUITE("memshare", FIXTURE(setup, teardown),
       TESTS(a_repeated_step_is_shared, the_papers_profile_spares_no_block,
             the_threshold_is_what_strangers_say, blocks_with_the_same_words_are_not_measured,
-            nonsense_is_no_threshold, without_alignment_there_is_no_delta,
-            what_is_not_taken_stays, short_steps_and_others_are_not_compared,
-            targets_and_sources_are_chosen, answers_are_not_believed,
-            a_prefix_may_stand_in_and_is_never_replaced, other_sequences_only_if_that_is_wanted,
-            a_lost_comparison_is_made_again, random_operations_keep_references_and_tables_right))
+            nonsense_is_no_threshold, without_alignment_there_is_no_delta, what_is_not_taken_stays,
+            short_steps_and_others_are_not_compared, targets_and_sources_are_chosen,
+            answers_are_not_believed, a_prefix_may_stand_in_and_is_never_replaced,
+            other_sequences_only_if_that_is_wanted, a_lost_comparison_is_made_again,
+            random_operations_keep_references_and_tables_right))

@@ -45,8 +45,9 @@ static const struct kvd_shape bases[] = {
         {.block_tokens = 8, .block_bytes = 4096, .layout = "one", .fingerprint = {9, 9}},
 };
 
-static const uint64_t values[] = {0,  1,  2,  3,  4,   5,   6,    7,     8,      12,    16,         24,        31,
-                                  32, 33, 48, 64, 128, 256, 1000, 10000, 128256, 65535, UINT32_MAX, 1ull << 40};
+static const uint64_t values[] = {0,   1,    2,     3,      4,     5,          6,         7,  8,
+                                  12,  16,   24,    31,     32,    33,         48,        64, 128,
+                                  256, 1000, 10000, 128256, 65535, UINT32_MAX, 1ull << 40};
 
 #define FIELD(field) \
         { #field, offsetof(struct kvd_shape, field), sizeof((struct kvd_shape){0}.field) }
@@ -97,7 +98,8 @@ static uint32_t expect_refused(const struct kvd_shape *shape, const char *name,
         int r = open_as(shape, (struct space_options){0}, &ret);
 
         if (!other) {
-                ck_assert_msg(r == -EINVAL || (r == 0 && ret == space && !field), "%s: %d", name, r);
+                ck_assert_msg(r == -EINVAL || (r == 0 && ret == space && !field), "%s: %d", name,
+                              r);
                 return 0;
         }
         ck_assert_str_eq(field, name);

@@ -97,8 +97,10 @@ static void begin(bool of_files) {
 static void seal_chain(uint32_t n_tokens, uint32_t first) {
         static kvd_ref refs[BLOCKS];
         uint32_t n = DIV_UP(n_tokens, BT), made = 0;
-        struct seal_request q = {
-                .n_blocks = n, .blocks = refs, .n_tokens = n_tokens, .tokens = tokens};
+        struct seal_request q = {.n_blocks = n,
+                                 .blocks = refs,
+                                 .n_tokens = n_tokens,
+                                 .tokens = tokens};
 
         for (uint32_t i = 0; i < n_tokens; i++)
                 tokens[i] = first + i;
@@ -183,7 +185,7 @@ START_TEST(the_reach_is_in_tokens_and_in_blocks) {
 }
 END_TEST
 
-SUITE("reach", LOOPS(2, only_blocks_that_can_come_back_are_written,
-                     a_block_that_is_not_full_is_not_written),
+SUITE("reach",
+      LOOPS(2, only_blocks_that_can_come_back_are_written, a_block_that_is_not_full_is_not_written),
       TESTS(evict_to_file_counts_blocks_that_cannot_come_back,
             the_reach_is_in_tokens_and_in_blocks))

@@ -283,8 +283,10 @@ END_TEST
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret) {
         uint32_t tokens[32 * BT];
-        struct seal_request q = {
-                .n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
+        struct seal_request q = {.n_blocks = n,
+                                 .blocks = ret,
+                                 .n_tokens = n * BT,
+                                 .tokens = tokens};
 
         for (uint32_t i = 0; i < n * BT; i++)
                 tokens[i] = token + i;
@@ -362,15 +364,13 @@ START_TEST(chains_without_a_score_are_scored_when_there_is_time) {
 }
 END_TEST
 
-SUITE("relief",
-      FIXTURE(setup, teardown),
+SUITE("relief", FIXTURE(setup, teardown),
       TESTS(nothing_leaves_below_the_mark_or_without_a_method, the_least_attended_go_first,
             signals_are_weighed_and_may_be_missing, without_reports_keydiff_decides,
-            only_what_is_there_is_scored,
-            a_sequence_keeps_its_budget, relief_copies_and_leaves_sketches_alone,
-            papers_profiles_protect_nothing, the_largest_sequence_gives, a_refusal_starts_relief,
+            only_what_is_there_is_scored, a_sequence_keeps_its_budget,
+            relief_copies_and_leaves_sketches_alone, papers_profiles_protect_nothing,
+            the_largest_sequence_gives, a_refusal_starts_relief,
             without_room_for_copies_nothing_goes_but_if_it_may,
-            like_steps_are_shared_before_anything_leaves,
-            each_time_of_need_compares_anew,
+            like_steps_are_shared_before_anything_leaves, each_time_of_need_compares_anew,
             policy_priority_evicts_what_is_worth_least,
             chains_without_a_score_are_scored_when_there_is_time))

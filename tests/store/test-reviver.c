@@ -948,14 +948,12 @@ static void one_step(void) {
                 n = random_below(&rnd, t.n); /* rarely: compaction cannot be undone */
                 if (random_below(&rnd, 12) == 0)
                         ck_assert_int_ge(sequence_compact(a, t.number, n, MIN(t.n - n, 4),
-                                                          1 + random_below(&rnd, 3 * BT)), -EBUSY);
+                                                          1 + random_below(&rnd, 3 * BT)),
+                                         -EBUSY);
                 break;
         case 7:
-        case 8:
-                table_sync(&t, sometimes);
-                break;
-        default:
-                store_idle(store);
+        case 8: table_sync(&t, sometimes); break;
+        default: store_idle(store);
         }
 }
 
@@ -968,17 +966,10 @@ static void worker_step(void) {
                 return;
         taken = false;
         switch (random_below(&rnd, 24)) {
-        case 0:
-                worker_die();
-                break;
-        case 1:
-                worker_fail(EIO);
-                break;
-        case 2:
-                worker_answer("x", 1);
-                break;
-        default:
-                worker_do();
+        case 0: worker_die(); break;
+        case 1: worker_fail(EIO); break;
+        case 2: worker_answer("x", 1); break;
+        default: worker_do();
         }
 }
 
@@ -1024,8 +1015,7 @@ START_TEST(random_operations_keep_every_invariant) {
 }
 END_TEST
 
-SUITE("reviver",
-      FIXTURE(setup, teardown),
+SUITE("reviver", FIXTURE(setup, teardown),
       TESTS(what_left_comes_back_byte_by_byte, copies_of_a_deleted_space_are_erased,
             the_worker_is_told_where_tokens_stand, a_sketch_costs_the_daemon_no_mapping,
             what_is_not_taken_is_undone, unanswered_changes_are_proposed_again,

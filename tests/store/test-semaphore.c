@@ -166,8 +166,10 @@ END_TEST
 START_TEST(pending_is_not_borrowed) {
         uint32_t tokens[BT] = {0, 1, 2, 3}, number, first;
         kvd_ref ref = seal(a, KVD_ROOT, 1, 1);
-        struct append_request req = {
-                .n_blocks = 1, .blocks = &ref, .n_tokens = BT, .tokens = tokens};
+        struct append_request req = {.n_blocks = 1,
+                                     .blocks = &ref,
+                                     .n_tokens = BT,
+                                     .tokens = tokens};
 
         ck_assert_int_eq(sequence_open(b, 8, &number), 0);
         ck_assert_int_eq(sequence_append(b, number, &req, &first), -EAGAIN);
@@ -407,19 +409,13 @@ START_TEST(at_random) {
                         continue;
                 }
                 switch (random() % 8) {
-                case 0:
-                        *word_of(all[who], slot) = value;
-                        break;
+                case 0: *word_of(all[who], slot) = value; break;
                 case 1:
                         attachment_free(all[who], true);
                         all[who] = NULL;
                         break;
-                case 2:
-                        space_evict(space, 1 + k % 4, KVD_ROOT, &more);
-                        break;
-                case 3:
-                        store_look_at_semaphores(store);
-                        break;
+                case 2: space_evict(space, 1 + k % 4, KVD_ROOT, &more); break;
+                case 3: store_look_at_semaphores(store); break;
                 default:
                         if (space->count[KVD_FILLING] + space->count[KVD_SEALED] < 40 &&
                             seal_n(all[who], parent, 1 + k % 2, random() % 2 ? slot : 0, ++value,
@@ -438,13 +434,11 @@ START_TEST(at_random) {
 }
 END_TEST
 
-SUITE("semaphore",
-      FIXTURE(open_all, close_all),
+SUITE("semaphore", FIXTURE(open_all, close_all),
       TESTS(data_arrives, data_that_is_there_at_once, nonsense_is_refused, values_out_of_order,
             pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed,
             worker_gets_it_later, method_turned_on_meanwhile, death_before_the_write,
             nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison, both_die,
-            what_a_producer_was_filling_is_free_when_it_ends,
-            row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
-            space_deleted_meanwhile),
+            what_a_producer_was_filling_is_free_when_it_ends, row_is_used_again,
+            row_waits_for_the_wake, no_wake_where_nobody_waits, space_deleted_meanwhile),
       LOOPS(20, at_random))

@@ -106,8 +106,11 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct attachment *b = fixture_attach(space);
         uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, first, number;
         kvd_ref own[2], foreign;
-        struct append_request q = {
-                .own = true, .n_blocks = 2, .blocks = own, .n_tokens = 8, .tokens = tokens};
+        struct append_request q = {.own = true,
+                                   .n_blocks = 2,
+                                   .blocks = own,
+                                   .n_tokens = 8,
+                                   .tokens = tokens};
         struct kvd_change changes[KVD_SYNC_CHANGES];
 
         ck_assert_int_eq(sequence_open(a, 0, &number), -EINVAL);
@@ -159,8 +162,10 @@ END_TEST
 /* ---- borrowing ------------------------------------------------------------------------------- */
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret, uint32_t *tokens) {
-        struct seal_request q = {
-                .n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
+        struct seal_request q = {.n_blocks = n,
+                                 .blocks = ret,
+                                 .n_tokens = n * BT,
+                                 .tokens = tokens};
 
         for (uint32_t i = 0; i < n * BT; i++)
                 tokens[i] = token + i;
@@ -172,8 +177,10 @@ static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret, uint32_t *token
 START_TEST(a_prefix_is_borrowed_as_it_is_or_not_at_all) {
         uint32_t tokens[4 * BT], first;
         kvd_ref chain[4], swapped[2];
-        struct append_request q = {
-                .n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
+        struct append_request q = {.n_blocks = 4,
+                                   .blocks = chain,
+                                   .n_tokens = 4 * BT,
+                                   .tokens = tokens};
 
         seal_chain(4, 7, chain, tokens);
         table_open(&t, a, 8, false);
@@ -366,8 +373,11 @@ static struct space *space_of(struct domain *of, const char *name) {
 }
 
 static void ask_critical(struct attachment *of, const struct table *sequence, kvd_ref block) {
-        const struct critical_request wanted = {
-                .n_blocks = 1, .blocks = &block, .queries = 1, .words = 8, .selected = 1};
+        const struct critical_request wanted = {.n_blocks = 1,
+                                                .blocks = &block,
+                                                .queries = 1,
+                                                .words = 8,
+                                                .selected = 1};
 
         ck_assert_msg(sequence_critical(of, sequence->number, &wanted) == 0, "%s",
                       store_why(store));
@@ -426,8 +436,7 @@ START_TEST(at_most_one_piece_of_a_long_job_is_done_first) {
                 for (before = 0; before < 9 && worker_take(); before++) {
                         if (worker_job->kind != KVD_JOB_CONFIG)
                                 break;
-                        ck_assert_uint_eq(worker_job->turn,
-                                          round ? KVD_JOB_GO_ON : KVD_JOB_BEGIN);
+                        ck_assert_uint_eq(worker_job->turn, round ? KVD_JOB_GO_ON : KVD_JOB_BEGIN);
                         ck_assert(!id || id == worker_job->id);
                         id = worker_job->id;
                         worker_rest();
@@ -482,8 +491,7 @@ START_TEST(a_job_that_rests_when_the_worker_dies_begins_again) {
         take_config();
         worker_die(); /* the second worker that dies with this job */
         work();
-        ck_assert_int_eq(sequence_sharing(a, t.number, (uint8_t[2]){0}, (uint8_t[2]){0}),
-                         -ENODATA);
+        ck_assert_int_eq(sequence_sharing(a, t.number, (uint8_t[2]){0}, (uint8_t[2]){0}), -ENODATA);
 }
 END_TEST
 
@@ -552,8 +560,7 @@ START_TEST(a_guarantee_is_a_larger_part_of_the_worker) {
 }
 END_TEST
 
-SUITE("sequence",
-      FIXTURE(setup, teardown),
+SUITE("sequence", FIXTURE(setup, teardown),
       TESTS(private_blocks_live_and_die_with_their_sequence, a_pin_outlives_the_sequence,
             nobody_evicts_what_a_sequence_names, a_client_that_is_lost_leaves_nothing,
             nonsense_is_refused_and_changes_nothing, sequences_of_a_space_are_counted,
@@ -564,5 +571,4 @@ SUITE("sequence",
             at_most_one_job_of_another_domain_is_done_first,
             at_most_one_piece_of_a_long_job_is_done_first,
             a_job_that_rests_when_the_worker_dies_begins_again,
-            a_job_that_rests_ends_with_who_wanted_it,
-            a_guarantee_is_a_larger_part_of_the_worker))
+            a_job_that_rests_ends_with_who_wanted_it, a_guarantee_is_a_larger_part_of_the_worker))

@@ -433,9 +433,7 @@ static void change_something(struct world *w) {
         if (!u->a)
                 u->a = fixture_attach(u->space);
         switch (any(w, 8)) {
-        case 0:
-                leave(u);
-                break;
+        case 0: leave(u); break;
         case 1:
         case 2:
                 for (uint32_t i = 0; ids && i < n / 8 + 1; i++) {

@@ -35,8 +35,10 @@ static void tear_down(void) {
 static void seal_chain(void) {
         uint32_t tokens[N * BT];
         kvd_ref chain[N];
-        struct seal_request q = {
-                .n_blocks = N, .blocks = chain, .n_tokens = N * BT, .tokens = tokens};
+        struct seal_request q = {.n_blocks = N,
+                                 .blocks = chain,
+                                 .n_tokens = N * BT,
+                                 .tokens = tokens};
 
         for (uint32_t i = 0; i < N * BT; i++)
                 tokens[i] = 100 + i;

@@ -322,8 +322,10 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         uint32_t tokens[2 * BT] = {0};
         kvd_ref own[2], ret[2], foreign;
-        struct seal_request q = {
-                .n_blocks = 2, .blocks = own, .n_tokens = 2 * BT, .tokens = tokens};
+        struct seal_request q = {.n_blocks = 2,
+                                 .blocks = own,
+                                 .n_tokens = 2 * BT,
+                                 .tokens = tokens};
 
         ck_assert_int_eq(space_allocate(a, 2, own), 2);
         ck_assert_int_eq(space_allocate(b, 1, &foreign), 1);
@@ -400,8 +402,10 @@ START_TEST(uses_between_two_allocations_have_an_order) {
 
         ck_assert_int_eq(space_allocate(a, 3, blocks), 3);
         for (uint32_t i = 0; i < 3; i++) {
-                struct seal_request q = {
-                        .n_blocks = 1, .blocks = &blocks[i], .n_tokens = BT, .tokens = tokens[i]};
+                struct seal_request q = {.n_blocks = 1,
+                                         .blocks = &blocks[i],
+                                         .n_tokens = BT,
+                                         .tokens = tokens[i]};
 
                 ck_assert_int_eq(space_seal(a, &q, &blocks[i]), 0);
                 if (i == 2)
@@ -857,9 +861,11 @@ START_TEST(nonsense_in_counters_is_cut_off) {
                         ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_LOOKUPS], n * 100);
                         ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_HITS], n * 100);
                         ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_TOKENS_FOUND], n * 1000);
-                        ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_RETRIES], (uint64_t)n << 53);
+                        ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_RETRIES],
+                                          (uint64_t)n << 53);
                         ck_assert_uint_eq(usage.client_counters[KVD_N_CLIENT_COUNTERS], 0);
-                        ck_assert_uint_eq(usage.client_counters[seals], n * 128); /* ns: below its bucket's end */
+                        ck_assert_uint_eq(usage.client_counters[seals],
+                                          n * 128); /* ns: below its bucket's end */
                         for (uint32_t k = 0; k <= KVD_LATENCY_BUCKETS; k++)
                                 ck_assert_uint_eq(usage.client_counters[fetches + k], 0);
                         a = attachment_free(a, false);
@@ -937,9 +943,7 @@ static void walk_one(struct space *space, struct walker *w) {
                 space_allocate(w->a, 1 + random_below(&dice, 4), lost);
                 break;
         }
-        case 2:
-                store_idle(store);
-                break;
+        case 2: store_idle(store); break;
         case 3: {
                 bool again;
 
@@ -975,8 +979,7 @@ START_TEST(random_walk_keeps_the_invariants) {
 }
 END_TEST
 
-SUITE("store",
-      FIXTURE(setup, teardown),
+SUITE("store", FIXTURE(setup, teardown),
       TESTS(chain_is_sealed_and_found_again, chains_of_different_salts_never_share,
             partial_tail_ends_a_chain, a_whole_prefix_has_a_length, whole_prefixes_are_not_posted,
             posts_beyond_the_filling_blocks_are_refused,
@@ -987,11 +990,11 @@ SUITE("store",
       TESTS(full_of_pins_is_refused_not_stalled, evict_on_request,
             chain_eviction_leaves_only_what_is_used, client_quota_bounds_filling,
             domain_quota_bounds_the_space, second_space_takes_memory_from_the_first,
-            spaces_are_found_from_any_number,
-            memory_that_is_given_back_is_freed, death_discards_what_was_being_filled,
-            what_a_dead_client_used_stays_warm, arena_hands_out_own_segments_only,
-            an_arena_without_memory_serves_the_next_client, a_client_that_gets_no_arena_is_refused,
-            a_store_leaves_no_descriptor, a_check_puts_no_memory_behind_what_was_never_written,
-            chains_and_clients_are_told_of, nonsense_in_counters_is_cut_off,
-            another_geometry_is_refused_by_name, lease_has_one_holder_and_dies_with_it),
+            spaces_are_found_from_any_number, memory_that_is_given_back_is_freed,
+            death_discards_what_was_being_filled, what_a_dead_client_used_stays_warm,
+            arena_hands_out_own_segments_only, an_arena_without_memory_serves_the_next_client,
+            a_client_that_gets_no_arena_is_refused, a_store_leaves_no_descriptor,
+            a_check_puts_no_memory_behind_what_was_never_written, chains_and_clients_are_told_of,
+            nonsense_in_counters_is_cut_off, another_geometry_is_refused_by_name,
+            lease_has_one_holder_and_dies_with_it),
       LOOPS(2, random_walk_keeps_the_invariants))

@@ -291,8 +291,9 @@ static void do_compare(void) {
                              k++)
                                 if (same_block(items()[t].ref,
                                                items()[steps()[s].first_item + k].ref)) {
-                                        result[n++] = (struct kvd_match){
-                                                t, steps()[s].first_item + k, 0, 1};
+                                        result[n++] = (struct kvd_match){t,
+                                                                         steps()[s].first_item + k,
+                                                                         0, 1};
                                         found = 1;
                                 }
         worker_answer(result, n * sizeof *result);
@@ -314,7 +315,8 @@ static void do_compact(bool half) {
                                 continue;
                         for (uint32_t v = 0; v < 2; v++)
                                 for (uint32_t k = 0; k < CELL; k++)
-                                        *block_float(to, v, n % BT, k) = *block_float(from, v, t, k);
+                                        *block_float(to, v, n % BT, k) = *block_float(from, v, t,
+                                                                                      k);
                         if (++n % BT && n < param[2])
                                 continue;
                         write_dest(items()[param[0] + (n - 1) / BT].ref, to);
@@ -346,33 +348,16 @@ static void do_score(void) {
 
 static void do_it(uint32_t n) {
         switch (worker_job->kind) {
-        case KVD_JOB_SUMMARISE:
-                worker_answer(NULL, 0);
-                break;
-        case KVD_JOB_SCORE:
-                do_score();
-                break;
-        case KVD_JOB_CALIBRATE:
-                do_calibrate();
-                break;
-        case KVD_JOB_COMPARE:
-                do_compare();
-                break;
-        case KVD_JOB_SPILL:
-                do_spill(n);
-                break;
-        case KVD_JOB_REVIVE:
-                do_revive(n);
-                break;
-        case KVD_JOB_COMPACT:
-                do_compact(n < worker_job->n_items);
-                break;
+        case KVD_JOB_SUMMARISE: worker_answer(NULL, 0); break;
+        case KVD_JOB_SCORE: do_score(); break;
+        case KVD_JOB_CALIBRATE: do_calibrate(); break;
+        case KVD_JOB_COMPARE: do_compare(); break;
+        case KVD_JOB_SPILL: do_spill(n); break;
+        case KVD_JOB_REVIVE: do_revive(n); break;
+        case KVD_JOB_COMPACT: do_compact(n < worker_job->n_items); break;
         case KVD_JOB_FORGET:
-        case KVD_JOB_REBUILD:
-                do_sketch(n, worker_job->kind == KVD_JOB_REBUILD);
-                break;
-        default:
-                worker_fail(ENOSYS);
+        case KVD_JOB_REBUILD: do_sketch(n, worker_job->kind == KVD_JOB_REBUILD); break;
+        default: worker_fail(ENOSYS);
         }
 }
 

@@ -15,13 +15,13 @@
 #include "tests/lib/oracle.h"
 
 #define WORLD_BT 4u
-#define WORLD_BYTES 512u   /* bytes of a block */
-#define WORLD_DEPTH 6u     /* maximum number of blocks of a chain */
+#define WORLD_BYTES 512u /* bytes of a block */
+#define WORLD_DEPTH 6u   /* maximum number of blocks of a chain */
 #define WORLD_CHAINS 32u
 #define WORLD_FILLING 64u
 
 struct chain {
-        kvd_ref leaf;       /* 0 if none */
+        kvd_ref leaf; /* 0 if none */
         uint32_t n_blocks;
         bool pinned;
         uint32_t tokens[WORLD_DEPTH * WORLD_BT];

@@ -154,13 +154,15 @@ static int check_flags(struct reader *reader) {
 
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))
-                        return kvd_refuse(reader->why, -EINVAL,
-                                          "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags",
-                                          verb, flags[i].name, verb);
+                        return kvd_refuse(
+                                reader->why, -EINVAL,
+                                "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", verb,
+                                flags[i].name, verb);
                 if (missing & FLAG_BIT(i))
-                        return kvd_refuse(reader->why, -EINVAL,
-                                          "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example",
-                                          verb, flags[i].name, flags[i].value, verb);
+                        return kvd_refuse(
+                                reader->why, -EINVAL,
+                                "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", verb,
+                                flags[i].name, flags[i].value, verb);
         }
         return 0;
 }

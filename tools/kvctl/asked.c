@@ -14,9 +14,9 @@
 #include "tools/kvctl/follow.h"
 
 struct page {
-        ino_t inode;           /* unique while the page is mapped */
+        ino_t inode;                  /* unique while the page is mapped */
         const struct kvd_pinpage *at; /* owned mapping */
-        const shm_u64 *words;  /* inside it */
+        const shm_u64 *words;         /* inside it */
         uint64_t bytes;
         uint64_t seen, not_noted; /* last values of the page's asked and not_noted */
         uint32_t client;
@@ -27,8 +27,8 @@ struct pages {
         struct kvctl *kvctl;
         struct space_name name;
         uint32_t capacity;
-        bool begun;            /* the initial clients are known */
-        struct page *at;       /* owned */
+        bool begun;      /* the initial clients are known */
+        struct page *at; /* owned */
         size_t n;
         uint64_t words[KVD_ASKED_WORDS];
 };

@@ -43,32 +43,21 @@ static enum shade shade_of_sealed(uint8_t state) {
 
 static enum shade shade_of(const struct map *map, uint32_t id) {
         switch (map_state(map, id)) {
-        case KVD_FILLING:
-                return SHADE_FILLING;
-        case KVD_SEALED:
-                return shade_of_sealed(map->states[id]);
-        case KVD_RETIRING:
-                return SHADE_RETIRING;
-        case KVD_LIMBO:
-                return SHADE_LIMBO;
-        case KVD_FREE:
-                return SHADE_FREE;
-        default:
-                return SHADE_ABSENT;
+        case KVD_FILLING: return SHADE_FILLING;
+        case KVD_SEALED: return shade_of_sealed(map->states[id]);
+        case KVD_RETIRING: return SHADE_RETIRING;
+        case KVD_LIMBO: return SHADE_LIMBO;
+        case KVD_FREE: return SHADE_FREE;
+        default: return SHADE_ABSENT;
         }
 }
 
 /* ---- for programs: neighbouring blocks of one state as one row ------------------------------- */
 
 static const struct column state_columns[] = {
-        {"domain", NULL, UNIT_NONE},
-        {"space", NULL, UNIT_NONE},
-        {"first", NULL, UNIT_COUNT},
-        {"blocks", NULL, UNIT_COUNT},
-        {"state", NULL, UNIT_NONE},
-        {"pinned", NULL, UNIT_NONE},
-        {"held", NULL, UNIT_NONE},
-        {"leaf", NULL, UNIT_NONE},
+        {"domain", NULL, UNIT_NONE},  {"space", NULL, UNIT_NONE}, {"first", NULL, UNIT_COUNT},
+        {"blocks", NULL, UNIT_COUNT}, {"state", NULL, UNIT_NONE}, {"pinned", NULL, UNIT_NONE},
+        {"held", NULL, UNIT_NONE},    {"leaf", NULL, UNIT_NONE},
 };
 
 static const char *const state_names[] = {
@@ -116,8 +105,8 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
 #define LEGEND_ROWS 15u
 
 struct picture {
-        unsigned cells; /* per row */
-        unsigned label; /* width of the block id before each row */
+        unsigned cells;  /* per row */
+        unsigned label;  /* width of the block id before each row */
         uint32_t blocks; /* per cell */
 };
 
@@ -193,10 +182,8 @@ static char *draw(const struct map *map, const struct picture *p, bool colour) {
 /* ---- legend ---------------------------------------------------------------------------------- */
 
 static const struct column count_columns[] = {
-        {"letter", "", UNIT_NONE},
-        {"state", "STATE", UNIT_NONE},
-        {"blocks", "BLOCKS", UNIT_COUNT},
-        {"share", "SHARE", UNIT_SHARE},
+        {"letter", "", UNIT_NONE},         {"state", "STATE", UNIT_NONE},
+        {"blocks", "BLOCKS", UNIT_COUNT},  {"share", "SHARE", UNIT_SHARE},
         {"meaning", "MEANING", UNIT_NONE},
 };
 

@@ -90,8 +90,9 @@ int verb_check(struct kvctl *kvctl, struct answer *answer) {
                 answer_say(answer, "All invariants hold in %zu space%s.", list.n,
                            list.n == 1 ? "" : "s");
         if (partial)
-                answer_say(answer,
-                           "Sums over %llu of them were not compared, because blocks came and went all the time.",
-                           (unsigned long long)partial);
+                answer_say(
+                        answer,
+                        "Sums over %llu of them were not compared, because blocks came and went all the time.",
+                        (unsigned long long)partial);
         return broken > 0;
 }

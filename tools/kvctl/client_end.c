@@ -32,7 +32,8 @@ static int parse(struct kvctl *kvctl, uint32_t *ret) {
         number = strtoul(text, &end, 10);
         if (!isdigit((unsigned char)*text) || *end || errno || number > UINT32_MAX)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "NUMBER is a client's, as in \"kvctl clients\", not \"%s\"", text);
+                                  "NUMBER is a client's, as in \"kvctl clients\", not \"%s\"",
+                                  text);
         *ret = (uint32_t)number;
         return 0;
 }
@@ -107,7 +108,8 @@ static void say(struct answer *answer, uint32_t client, const struct kvd_msg_cli
         unit_format_u64(UNIT_BYTES, bytes, size);
         if (m->pid)
                 snprintf(process, sizeof process, "process %u", m->pid);
-        snprintf(until, sizeof until, m->gone ? "team or GPU work of %s ends" : "%s is gone", process);
+        snprintf(until, sizeof until, m->gone ? "team or GPU work of %s ends" : "%s is gone",
+                 process);
         if (!m->spaces)
                 answer_say(answer, "Client %u (%s) is ended; nothing is kept.", client, process);
         else

@@ -14,24 +14,27 @@
 static const struct {
         const char *name, *script;
 } shells[] = {
-        {"bash", "# bash completion for kvctl, made by: kvctl completion bash\n"
-                 "_kvctl() {\n"
-                 "        local all=$(kvctl completion next -- \"${COMP_WORDS[@]:1:COMP_CWORD-1}\" 2>/dev/null | cut -f 1)\n"
-                 "        COMPREPLY=($(compgen -W \"$all\" -- \"${COMP_WORDS[COMP_CWORD]}\"))\n"
-                 "}\n"
-                 "complete -o default -F _kvctl kvctl\n"},
-        {"zsh", "#compdef kvctl\n"
-                "# zsh completion for kvctl, made by: kvctl completion zsh\n"
-                "_kvctl() {\n"
-                "        local -a all\n"
-                "        all=(${(f)\"$(kvctl completion next -- \"${(@)words[2,CURRENT-1]}\" 2>/dev/null)\"})\n"
-                "        all=(${all/$'\\t'/:})\n"
-                "        _describe kvctl all || _files\n"
-                "}\n"
-                "if [[ $funcstack[1] == _kvctl ]]; then _kvctl \"$@\"; else compdef _kvctl kvctl; fi\n"},
-        {"fish", "# fish completion for kvctl, made by: kvctl completion fish\n"
-                 "complete -c kvctl -f -a '(kvctl completion next -- (commandline -opc)[2..] 2>/dev/null)'\n"
-                 "complete -c kvctl -l socket -r -F\n"},
+        {"bash",
+         "# bash completion for kvctl, made by: kvctl completion bash\n"
+         "_kvctl() {\n"
+         "        local all=$(kvctl completion next -- \"${COMP_WORDS[@]:1:COMP_CWORD-1}\" 2>/dev/null | cut -f 1)\n"
+         "        COMPREPLY=($(compgen -W \"$all\" -- \"${COMP_WORDS[COMP_CWORD]}\"))\n"
+         "}\n"
+         "complete -o default -F _kvctl kvctl\n"},
+        {"zsh",
+         "#compdef kvctl\n"
+         "# zsh completion for kvctl, made by: kvctl completion zsh\n"
+         "_kvctl() {\n"
+         "        local -a all\n"
+         "        all=(${(f)\"$(kvctl completion next -- \"${(@)words[2,CURRENT-1]}\" 2>/dev/null)\"})\n"
+         "        all=(${all/$'\\t'/:})\n"
+         "        _describe kvctl all || _files\n"
+         "}\n"
+         "if [[ $funcstack[1] == _kvctl ]]; then _kvctl \"$@\"; else compdef _kvctl kvctl; fi\n"},
+        {"fish",
+         "# fish completion for kvctl, made by: kvctl completion fish\n"
+         "complete -c kvctl -f -a '(kvctl completion next -- (commandline -opc)[2..] 2>/dev/null)'\n"
+         "complete -c kvctl -l socket -r -F\n"},
 };
 
 /* ---- what may follow ------------------------------------------------------------------------- */

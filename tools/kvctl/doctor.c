@@ -87,14 +87,10 @@ static bool has(const struct finding *findings, unsigned row) {
 
 static bool can_be_tried(const struct finding *findings, unsigned row) {
         switch (rows[row].needs) {
-        case A_DRIVER:
-                return has(findings, DRIVER);
-        case A_DEVICE:
-                return has(findings, DEVICE);
-        case A_CHUNK:
-                return has(findings, VMM);
-        default:
-                return true;
+        case A_DRIVER: return has(findings, DRIVER);
+        case A_DEVICE: return has(findings, DEVICE);
+        case A_CHUNK: return has(findings, VMM);
+        default: return true;
         }
 }
 
@@ -115,7 +111,9 @@ static const struct {
 };
 
 static const char *const needs[] = {
-        [ALWAYS] = "", [A_DRIVER] = "needs a driver", [A_DEVICE] = "needs a device",
+        [ALWAYS] = "",
+        [A_DRIVER] = "needs a driver",
+        [A_DEVICE] = "needs a device",
         [A_CHUNK] = "needs chunks by descriptors",
 };
 
@@ -145,9 +143,13 @@ static void say_order(struct table *t, const struct finding *f) {
         if (!has(f, VMM) && !has(f, LEGACY))
                 table_string(t, "by the processor: a seal says that the data is there");
         else if (!has(f, ORDER_HOST))
-                table_string(t, "calls wait for their streams: no stream memory operations on host memory");
+                table_string(
+                        t,
+                        "calls wait for their streams: no stream memory operations on host memory");
         else if (!has(f, ORDER_STORE))
-                table_string(t, "by streams; a stream's write wakes the readers of a producer that died");
+                table_string(
+                        t,
+                        "by streams; a stream's write wakes the readers of a producer that died");
         else
                 table_string(t, "by streams: no processor waits");
 }
@@ -156,8 +158,9 @@ static void say_isolation(struct table *t, const struct finding *f) {
         if (!has(f, VMM) && !has(f, LEGACY))
                 table_string(t, "others' segments are mapped read-only");
         else if (has(f, READONLY))
-                table_string(t,
-                             "others' chunks are mapped read-only: a stray store kills its own process");
+                table_string(
+                        t,
+                        "others' chunks are mapped read-only: a stray store kills its own process");
         else
                 table_string(t, "not on this GPU: nothing can be mapped read-only");
 }

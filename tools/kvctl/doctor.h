@@ -42,25 +42,25 @@ _printf_(3, 4) void found(struct finding *f, enum health health, const char *for
 
 /* ---- the GPU --------------------------------------------------------------------------------- */
 
-probe_fn probe_driver;   /* value: CUDA version, devices */
-probe_fn probe_device;   /* value: memory, capability, MPS */
+probe_fn probe_driver; /* value: CUDA version, devices */
+probe_fn probe_device; /* value: memory, capability, MPS */
 /* a chunk made without a context, imported, mapped, used by another process */
 probe_fn probe_vmm;
 probe_fn probe_readonly; /* the same, mapped for reading */
 probe_fn probe_legacy;
 probe_fn probe_order_device, probe_order_host, probe_order_store;
-probe_fn probe_kernels;  /* a launch, its result compared */
+probe_fn probe_kernels; /* a launch, its result compared */
 probe_fn probe_cublas;
 
 /* ---- the system ------------------------------------------------------------------------------ */
 
-probe_fn probe_memfd;    /* sealed against writing */
+probe_fn probe_memfd; /* sealed against writing */
 probe_fn probe_pidfd;
 probe_fn probe_uring;
 probe_fn probe_huge;
 probe_fn probe_limits;
 probe_fn probe_memlock;
-probe_fn probe_around;   /* containers, gVisor, WSL */
-probe_fn probe_mps;      /* value: 1 if its control daemon runs */
+probe_fn probe_around; /* containers, gVisor, WSL */
+probe_fn probe_mps;    /* value: 1 if its control daemon runs */
 
 #endif

@@ -196,8 +196,9 @@ void probe_vmm(struct finding *f, uint32_t device) {
 }
 
 void probe_readonly(struct finding *f, uint32_t device) {
-        offer_chunk(f, device, false,
-                    "mapped for reading by another process (a store was not tried: it would crash that process)");
+        offer_chunk(
+                f, device, false,
+                "mapped for reading by another process (a store was not tried: it would crash that process)");
 }
 
 void probe_legacy(struct finding *f, uint32_t ordinal) {

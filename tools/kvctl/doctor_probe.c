@@ -121,7 +121,9 @@ int socket_take(int socket, void *bytes, size_t size, int *fd) {
                 struct cmsghdr align;
         } control;
         struct iovec part = {bytes, size};
-        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+        struct msghdr message = {.msg_iov = &part,
+                                 .msg_iovlen = 1,
+                                 .msg_control = &control,
                                  .msg_controllen = sizeof control};
 
         if (fd)

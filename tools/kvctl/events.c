@@ -26,9 +26,9 @@
 #include "tools/kvctl/replays.h"
 
 #define POLL_S 0.01
-#define KEPT 10000u                /* batches, as many as vLLM keeps */
+#define KEPT 10000u /* batches, as many as vLLM keeps */
 #define KEPT_BYTES (UINT64_C(64) << 20)
-#define BATCH_BLOCKS 4096u         /* blocks in one batch, about */
+#define BATCH_BLOCKS 4096u /* blocks in one batch, about */
 
 /* Blocks of one event; each follows the previous one in its chain. */
 struct row {
@@ -45,7 +45,7 @@ struct batch {
 };
 
 struct kept_batch {
-        void *data;            /* owned */
+        void *data; /* owned */
         size_t size;
 };
 
@@ -54,7 +54,7 @@ struct events {
         struct publisher *publisher; /* owned */
         struct follow *follow;       /* owned */
         struct batch batch;
-        uint64_t n;                  /* batches published, of which the last n_kept are in kept */
+        uint64_t n; /* batches published, of which the last n_kept are in kept */
         uint32_t n_kept;
         uint64_t kept_bytes;
         struct kept_batch kept[KEPT]; /* by number, modulo KEPT */
@@ -274,8 +274,9 @@ static void on_stored_live(void *arg, const struct stored *block) {
                 publish_batch(e);
 }
 
-static const struct follow_ops live_ops = {
-        .stored = on_stored_live, .removed = on_removed, .cleared = on_cleared};
+static const struct follow_ops live_ops = {.stored = on_stored_live,
+                                           .removed = on_removed,
+                                           .cleared = on_cleared};
 
 /* ---- replay ---------------------------------------------------------------------------------- */
 
@@ -355,17 +356,18 @@ static int run(struct kvctl *kvctl, struct events *e) {
 
 /* There is no password, and the published batches contain tokens. */
 static int check_reach(struct kvctl *kvctl, const char *endpoint) {
-        static const char *const near[] = {"tcp://127.", "tcp://localhost:", "tcp://[::1]:",
-                                           "ipc://"};
+        static const char *const near[] = {"tcp://127.",
+                                           "tcp://localhost:", "tcp://[::1]:", "ipc://"};
 
         for (size_t i = 0; i < ARRAY_SIZE(near); i++)
                 if (strncmp(endpoint, near[i], strlen(near[i])) == 0)
                         return 0;
         if (args_has(&kvctl->args, FLAG_PUBLIC))
                 return 0;
-        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                          "%s: other machines could reach that and read the requests' tokens; add --public if they may",
-                          endpoint);
+        return kvctl_fail(
+                kvctl, KVCTL_USAGE, -EINVAL,
+                "%s: other machines could reach that and read the requests' tokens; add --public if they may",
+                endpoint);
 }
 
 static int open_sockets(struct kvctl *kvctl, struct events *e) {

@@ -47,14 +47,16 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--blocks takes 1 to %u",
                                   UINT32_MAX);
         if (args_has(args, FLAG_CHAIN) && !parse_chain(args->text[FLAG_CHAIN], &request->chain))
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
-                                  "\"kvctl prefixes\" shows them",
-                                  args->text[FLAG_CHAIN]);
+                return kvctl_fail(
+                        kvctl, KVCTL_USAGE, -EINVAL,
+                        "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
+                        "\"kvctl prefixes\" shows them",
+                        args->text[FLAG_CHAIN]);
         if (args_has(args, FLAG_TO) && strcmp(args->text[FLAG_TO], "file") != 0)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--to takes file, not \"%s\"; kvd writes blocks to servers by itself",
-                                  args->text[FLAG_TO]);
+                return kvctl_fail(
+                        kvctl, KVCTL_USAGE, -EINVAL,
+                        "--to takes file, not \"%s\"; kvd writes blocks to servers by itself",
+                        args->text[FLAG_TO]);
         request->blocks = args->number[FLAG_BLOCKS];
         return 0;
 }
@@ -159,9 +161,10 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
                 answer_say(answer, "%llu blocks evicted from %s; %llu are in use and stay.",
                            (unsigned long long)evicted, space->name, (unsigned long long)held);
         else if (evicted < asked)
-                answer_say(answer,
-                           "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
-                           (unsigned long long)evicted, (unsigned long long)asked, space->name);
+                answer_say(
+                        answer,
+                        "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
+                        (unsigned long long)evicted, (unsigned long long)asked, space->name);
         else
                 answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted,
                            space->name);

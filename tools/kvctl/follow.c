@@ -27,18 +27,18 @@ struct follow {
         struct space_name name;
         bool whole;
         bool away;
-        uint64_t look_ns;           /* when the connection is checked next */
-        uint64_t instance;          /* of the daemon that owns the index */
+        uint64_t look_ns;  /* when the connection is checked next */
+        uint64_t instance; /* of the daemon that owns the index */
 
         const struct kvd_index *ix; /* owned mapping; NULL while there is no such space */
         uint64_t bytes;
-        uint64_t seen;              /* value of ix->changes in the last round */
+        uint64_t seen; /* value of ix->changes in the last round */
 
         uint32_t capacity;
-        uint64_t *known;            /* owned; by id: the hash that was reported; 0 if none */
-        uint32_t *ids, n_ids;       /* owned; blocks to look at in this round */
-        uint32_t *up;               /* owned; a block and its unreported ancestors */
-        bool all;                   /* look at all blocks in the next round */
+        uint64_t *known;                  /* owned; by id: the hash that was reported; 0 if none */
+        uint32_t *ids, n_ids;             /* owned; blocks to look at in this round */
+        uint32_t *up;                     /* owned; a block and its unreported ancestors */
+        bool all;                         /* look at all blocks in the next round */
         uint32_t late[MOST_LATE], n_late; /* blocks to look at again in the next round */
 
         const struct follow_ops *ops;
@@ -57,8 +57,7 @@ static uint64_t hash_of(const struct kvd_desc *desc) {
 }
 
 static bool may_be_there(const struct follow *f, uint32_t id) {
-        return id < f->capacity &&
-               id < kvd_segments_ids(f->ix, atomic_load(&f->ix->n_segments));
+        return id < f->capacity && id < kvd_segments_ids(f->ix, atomic_load(&f->ix->n_segments));
 }
 
 /* *ref: the block's parent. Tokens are read only if with_tokens. */
@@ -272,8 +271,9 @@ static int take_index(struct follow *f, int fd, uint64_t bytes) {
                                   strerror(-r));
         if (bytes < KVD_INDEX_HEADER_BYTES || kvd_index_validate(at, bytes) < 0) {
                 munmap(at, bytes);
-                return kvctl_fail(f->kvctl, KVCTL_NO, -EPROTO,
-                                  "the daemon's index has another layout; is it of another version?");
+                return kvctl_fail(
+                        f->kvctl, KVCTL_NO, -EPROTO,
+                        "the daemon's index has another layout; is it of another version?");
         }
         r = make_room(f, at);
         unmap_index(f);

@@ -12,8 +12,8 @@
 
 /* A block that came into the cache. */
 struct stored {
-        uint64_t hash;         /* low half of its chain key; never 0 */
-        uint64_t parent;       /* hash of the block before it; 0 if it begins a chain */
+        uint64_t hash;   /* low half of its chain key; never 0 */
+        uint64_t parent; /* hash of the block before it; 0 if it begins a chain */
         uint32_t depth, group;
         uint64_t root;
         const uint32_t *tokens;
@@ -23,8 +23,8 @@ struct stored {
 struct follow_ops {
         void (*stored)(void *arg, const struct stored *block);
         void (*removed)(void *arg, uint64_t hash);
-        void (*cleared)(void *arg);          /* all blocks: the space was deleted or recreated */
-        void (*away)(void *arg, bool is);    /* the daemon is away, or back; may be NULL */
+        void (*cleared)(void *arg);       /* all blocks: the space was deleted or recreated */
+        void (*away)(void *arg, bool is); /* the daemon is away, or back; may be NULL */
 };
 
 struct follow;
@@ -44,7 +44,8 @@ int follow_step(struct follow *follow);
 /* Reports all blocks to other ops, parents first; follow_step() goes on as if it had not. */
 int follow_tell_all(struct follow *follow, const struct follow_ops *ops, void *arg);
 
-const struct kvd_index *follow_index(const struct follow *follow); /* NULL while the space has none */
+const struct kvd_index *follow_index(
+        const struct follow *follow); /* NULL while the space has none */
 
 /* ---- what clients look up: asked.c ----------------------------------------------------------- */
 

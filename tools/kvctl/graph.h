@@ -6,7 +6,7 @@
 
 #include "tools/kvctl/screen.h"
 
-struct share { /* of a bar */
+struct share {       /* of a bar */
         double part; /* of the whole */
         const char *colour;
 };

@@ -37,7 +37,8 @@ static int list_holders(struct kvctl *kvctl, struct holders *holders) {
                         return kvctl_out_of_memory(kvctl);
                 holders->holders = grown;
                 h = &grown[holders->n++];
-                *h = (struct holder){.client = info.client, .pid = info.pid,
+                *h = (struct holder){.client = info.client,
+                                     .pid = info.pid,
                                      .filling_bytes = info.filling_bytes,
                                      .pinned_bytes = info.pinned};
                 kvd_slice_copy(info.domain, h->domain, sizeof h->domain);

@@ -21,8 +21,7 @@ struct holders {
 int holders_read(struct kvctl *kvctl, struct maps *maps, struct holders *ret);
 void holders_clear(struct holders *holders);
 /* 0 if the client holds nothing */
-uint64_t holders_bytes(const struct holders *holders,
-                       const struct kvd_msg_client_info_reply *info);
+uint64_t holders_bytes(const struct holders *holders, const struct kvd_msg_client_info_reply *info);
 
 /* If nearly all of the pool is held, adds a sentence that names the largest holders. */
 void holders_say(struct answer *answer, const struct holders *holders, uint64_t held,

@@ -11,16 +11,11 @@
 
 static int of_letter(char letter) {
         switch (letter) {
-        case 'A':
-                return KEY_UP;
-        case 'B':
-                return KEY_DOWN;
-        case 'C':
-                return KEY_RIGHT;
-        case 'D':
-                return KEY_LEFT;
-        default:
-                return KEY_NONE;
+        case 'A': return KEY_UP;
+        case 'B': return KEY_DOWN;
+        case 'C': return KEY_RIGHT;
+        case 'D': return KEY_LEFT;
+        default: return KEY_NONE;
         }
 }
 

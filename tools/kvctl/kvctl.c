@@ -262,8 +262,9 @@ int kvctl_space(struct kvctl *kvctl, struct space_name *ret) {
         if (r < 0)
                 return r;
         if (list.n == 0)
-                return kvctl_fail(kvctl, KVCTL_NO, -ENOENT,
-                                  "there is no space yet; \"kvctl space create\" or an engine's first use makes one");
+                return kvctl_fail(
+                        kvctl, KVCTL_NO, -ENOENT,
+                        "there is no space yet; \"kvctl space create\" or an engine's first use makes one");
         if (list.n > 1)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
                                   "there are %zu spaces; say which, as in \"kvctl %s %s\"", list.n,

@@ -26,12 +26,12 @@ struct tier_work { /* of a tier, since the daemon was started */
 struct kvctl {
         struct args args;
         struct screen screen;
-        struct conn *conn;     /* NULL until the first request */
-        uint64_t pictures;     /* shown so far, by --watch and top */
-        struct top *top;       /* owned; NULL for other verbs */
+        struct conn *conn;                   /* NULL until the first request */
+        uint64_t pictures;                   /* shown so far, by --watch and top */
+        struct top *top;                     /* owned; NULL for other verbs */
         struct tier_work tiers[KVCTL_TIERS]; /* as of the previous picture */
-        bool streams;          /* the verb writes its whole answer itself, as it comes */
-        enum kvctl_exit exit;  /* of the last failure */
+        bool streams;         /* the verb writes its whole answer itself, as it comes */
+        enum kvctl_exit exit; /* of the last failure */
         struct kvd_why why;
 };
 

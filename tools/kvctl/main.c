@@ -208,8 +208,7 @@ static int run_watch(struct kvctl *kvctl) {
         fputs(watch.json ? "{\"samples\": [\n" : "", stdout);
         do {
                 r = next_picture(kvctl, &watch);
-        } while (r == 0 && kvctl->pictures != watch.count &&
-                 top_wait(kvctl, watch.seconds));
+        } while (r == 0 && kvctl->pictures != watch.count && top_wait(kvctl, watch.seconds));
         fputs(watch.json ? "\n]}\n" : "", stdout);
         screen_watch_end(&kvctl->screen);
         return r == -EINTR ? 0 : r;
@@ -249,8 +248,8 @@ static int answer_about_self(struct kvctl *kvctl) {
                 help_group(stdout, args->group);
         else
                 help_all(asked ? stdout : stderr);
-        return finish(kvctl, args->verb || asked || args_has(args, FLAG_VERSION) ? KVCTL_OK :
-                                                                                   KVCTL_USAGE);
+        return finish(kvctl,
+                      args->verb || asked || args_has(args, FLAG_VERSION) ? KVCTL_OK : KVCTL_USAGE);
 }
 
 int main(int argc, char **argv) {

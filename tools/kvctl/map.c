@@ -154,8 +154,8 @@ static int list_spaces(struct kvctl *kvctl, struct maps *maps) {
                 if (!grown)
                         return kvctl_out_of_memory(kvctl);
                 maps->spaces = grown;
-                maps->spaces[maps->n++] = (struct space_map){
-                        space_name_of(&info), info.block_bytes, {0}};
+                maps->spaces[maps->n++] =
+                        (struct space_map){space_name_of(&info), info.block_bytes, {0}};
         }
         return r;
 }

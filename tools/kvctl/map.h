@@ -14,7 +14,7 @@
 #define MAP_PINNED 16u /* as in message block_map */
 #define MAP_LEAF 32u
 #define MAP_KEPT 64u
-#define MAP_HELD 128u  /* set by kvctl: sealed, and eviction cannot take it */
+#define MAP_HELD 128u /* set by kvctl: sealed, and eviction cannot take it */
 
 struct map {
         uint8_t *states;

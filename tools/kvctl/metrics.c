@@ -91,13 +91,17 @@ static bool ends_in(const char *name, const char *unit) {
 /* ---- daemon ---------------------------------------------------------------------------------- */
 
 static void put_daemon(struct openmetrics *om, const struct snapshot *s) {
-        static const struct family build = {"kvd_build", "info", "", "Version, backend and loop of the daemon."};
+        static const struct family build = {"kvd_build", "info", "",
+                                            "Version, backend and loop of the daemon."};
         static const struct row held = {{"kvd_pool_held_bytes", "gauge", "bytes",
-                                         "Blocks that clients keep from eviction."}, 1},
+                                         "Blocks that clients keep from eviction."},
+                                        1},
                                 evictable = {{"kvd_pool_evictable_bytes", "gauge", "bytes",
-                                              "Cached blocks that are not in use."}, 1};
-        const struct label labels[] = {
-                {"version", s->version}, {"backend", s->backend}, {"loop", s->loop}};
+                                              "Cached blocks that are not in use."},
+                                             1};
+        const struct label labels[] = {{"version", s->version},
+                                       {"backend", s->backend},
+                                       {"loop", s->loop}};
 
         openmetrics_family(om, &build);
         openmetrics_number(om, labels, ARRAY_SIZE(labels), 1);
@@ -109,7 +113,10 @@ static void put_daemon(struct openmetrics *om, const struct snapshot *s) {
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-#define SPACE_LABELS(s) {"domain", (s)->name.domain}, {"space", (s)->name.name}
+#define SPACE_LABELS(s) \
+        {"domain", (s)->name.domain}, { \
+                "space", (s)->name.name \
+        }
 
 static void put_states(struct openmetrics *om, const struct snapshot *all) {
         static const struct family family = {"kvd_space_blocks", "gauge", "blocks",
@@ -267,9 +274,9 @@ static void put_cost(struct openmetrics *om, const struct snapshot *all, const c
 static void put_domains(struct openmetrics *om, const struct snapshot *all) {
         static const struct family clients = {"kvd_domain_clients", "gauge", "",
                                               "Clients that are connected."};
-        static const struct family disconnected = {
-                "kvd_domain_clients_disconnected", "gauge", "",
-                "Clients whose process may still write to their blocks."};
+        static const struct family disconnected =
+                {"kvd_domain_clients_disconnected", "gauge", "",
+                 "Clients whose process may still write to their blocks."};
         static const struct family filling = {"kvd_domain_filling_bytes", "gauge", "bytes",
                                               "Blocks that clients are writing."};
         static const struct family pinned = {"kvd_domain_pinned_blocks", "gauge", "blocks",
@@ -346,9 +353,9 @@ static void put_degraded_domain(struct openmetrics *om, const struct snapshot *a
 }
 
 static void put_degraded(struct openmetrics *om, const struct snapshot *all) {
-        static const struct family family = {
-                "kvd_degraded", "gauge", "",
-                "Degraded states: 0, or the number that kvctl status shows."};
+        static const struct family family =
+                {"kvd_degraded", "gauge", "",
+                 "Degraded states: 0, or the number that kvctl status shows."};
 
         openmetrics_family(om, &family);
         for (size_t i = 0; i < KVD_N_DEGRADED; i++) {

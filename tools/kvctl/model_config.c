@@ -19,7 +19,8 @@
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-static const char *const layers[] = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", NULL};
+static const char *const layers[] = {"num_hidden_layers", "n_layer", "n_layers", "num_layers",
+                                     NULL};
 static const char *const heads[] = {"num_attention_heads", "n_head", "n_heads", NULL};
 static const char *const kv_heads[] = {"num_key_value_heads", "num_kv_heads", NULL};
 static const char *const widths[] = {"hidden_size", "n_embd", "d_model", NULL};
@@ -48,8 +49,10 @@ static uint32_t dtype_of(const char *name) {
         static const struct {
                 const char *name;
                 uint32_t dtype;
-        } names[] = {{"float32", KVD_dtype_f32}, {"float16", KVD_dtype_f16},
-                     {"bfloat16", KVD_dtype_bf16}, {"int8", KVD_dtype_i8}};
+        } names[] = {{"float32", KVD_dtype_f32},
+                     {"float16", KVD_dtype_f16},
+                     {"bfloat16", KVD_dtype_bf16},
+                     {"int8", KVD_dtype_i8}};
 
         for (size_t i = 0; name && i < ARRAY_SIZE(names); i++)
                 if (strcmp(name, names[i].name) == 0)
@@ -72,9 +75,9 @@ static const char *other_layer(const json_t *config) {
         json_t *types = json_object_get(config, "layer_types"), *type;
         size_t i;
 
-        json_array_foreach(types, i, type)
-                if (json_is_string(type) && strcmp(json_string_value(type), "full_attention") != 0)
-                        return json_string_value(type);
+        json_array_foreach(types, i, type) if (json_is_string(type) &&
+                                               strcmp(json_string_value(type), "full_attention") !=
+                                                       0) return json_string_value(type);
         return NULL;
 }
 
@@ -103,8 +106,7 @@ static int take(const char *path, const json_t *config, struct model_config *ret
                 ret->head_dim = number(config, widths) / number(config, heads);
         if (ret->layers && ret->kv_heads && ret->head_dim)
                 return 0;
-        return kvd_refuse(why, -EINVAL, "%s does not say how many %s the model has",
-                          path,
+        return kvd_refuse(why, -EINVAL, "%s does not say how many %s the model has", path,
                           !ret->layers   ? "layers (num_hidden_layers)" :
                           !ret->kv_heads ? "KV heads (num_key_value_heads)" :
                                            "elements a head (head_dim)");
@@ -146,6 +148,6 @@ int model_config_read(const char *path, struct model_config *ret, struct kvd_why
         snprintf(ret->type, sizeof ret->type, "%s", type ?: "");
         part = member(config, parts);
         ret->dtype = dtype_of(json_string_value(member(part, dtypes)) ?:
-                              json_string_value(member(config, dtypes)));
+                                      json_string_value(member(config, dtypes)));
         return take(path, part ?: config, ret, why);
 }

@@ -7,7 +7,7 @@
 #include "ipc/base/why.h"
 
 struct model_config {
-        char type[40];  /* model_type; empty if missing */
+        char type[40]; /* model_type; empty if missing */
         uint32_t layers, kv_heads, head_dim;
         uint32_t dtype; /* KVD_dtype_*; 0 if missing, or if no space has that type */
 };

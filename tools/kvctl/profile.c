@@ -55,9 +55,10 @@ static int call(struct kvctl *kvctl, struct answer *answer, struct kvd_msg_profi
                 return r;
         if (reply.depth.size != PROFILE_RATIOS ||
             reply.samples.size != PROFILE_RATIOS * sizeof(uint32_t))
-                return kvctl_fail(kvctl, KVCTL_NO, -ENODATA,
-                                  "space \"%s\" has no table; \"kvctl profile build %s\" makes one from samples",
-                                  space.name, space.name);
+                return kvctl_fail(
+                        kvctl, KVCTL_NO, -ENODATA,
+                        "space \"%s\" has no table; \"kvctl profile build %s\" makes one from samples",
+                        space.name, space.name);
         return show(kvctl, answer, space.name, &reply);
 }
 

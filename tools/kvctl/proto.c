@@ -7,12 +7,9 @@
 #include "tools/kvctl/kvctl.h"
 
 static const struct column proto_columns[] = {
-        {"number", "NUMBER", UNIT_NONE},
-        {"message", "MESSAGE", UNIT_NONE},
-        {"field", "FIELD", UNIT_NONE},
-        {"type", "TYPE", UNIT_NONE},
-        {"limit", "LIMIT", UNIT_COUNT},
-        {"meaning", "MEANING", UNIT_NONE},
+        {"number", "NUMBER", UNIT_NONE}, {"message", "MESSAGE", UNIT_NONE},
+        {"field", "FIELD", UNIT_NONE},   {"type", "TYPE", UNIT_NONE},
+        {"limit", "LIMIT", UNIT_COUNT},  {"meaning", "MEANING", UNIT_NONE},
 };
 
 /* None if the field takes every value of its type. */

@@ -63,10 +63,10 @@ static const struct {
 };
 
 struct publisher {
-        void *library;         /* owned */
+        void *library; /* owned */
         struct calls zmq;
-        void *context;         /* owned */
-        void *live, *replay;   /* owned sockets */
+        void *context;       /* owned */
+        void *live, *replay; /* owned sockets */
         char live_at[256], replay_at[256];
 };
 
@@ -170,8 +170,9 @@ struct part {
 static void send_parts(struct publisher *p, void *socket, const char *topic, uint64_t seq,
                        const void *payload, size_t size) {
         uint64_t number = htobe64(seq);
-        const struct part parts[] = {
-                {topic, strlen(topic)}, {&number, sizeof number}, {payload, size}};
+        const struct part parts[] = {{topic, strlen(topic)},
+                                     {&number, sizeof number},
+                                     {payload, size}};
 
         for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
                 if (p->zmq.send(socket, parts[i].data, parts[i].size,

@@ -55,7 +55,8 @@ const char *requests_add(struct requests *q, const uint64_t *blocks, size_t n) {
 
 static const char *take(struct requests *q, const json_t *ids) {
         size_t n = json_array_size(ids), i;
-        const char *trouble = n ? make_room_for(q, n) : "has no hash_ids, the numbers of its blocks";
+        const char *trouble = n ? make_room_for(q, n) :
+                                  "has no hash_ids, the numbers of its blocks";
         json_t *id;
 
         if (trouble)

@@ -15,7 +15,7 @@
 struct requests {
         uint64_t *blocks; /* owned; of all requests, one after the other */
         size_t n_blocks;
-        size_t *ends;     /* owned; index in blocks at which each request ends */
+        size_t *ends; /* owned; index in blocks at which each request ends */
         size_t n;
         size_t blocks_room, ends_room;
 };

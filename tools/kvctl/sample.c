@@ -38,7 +38,9 @@ static int take_space(struct kvctl *kvctl, struct sample *sample,
                 return kvctl_out_of_memory(kvctl);
         sample->spaces = grown;
         s = &grown[sample->n_spaces++];
-        *s = (struct space_sample){.name = space_name_of(info), .total = info->total, .sealed = info->sealed,
+        *s = (struct space_sample){.name = space_name_of(info),
+                                   .total = info->total,
+                                   .sealed = info->sealed,
                                    .clients = info->clients};
         take_counters(s->of, KVD_N_SPACE_COUNTERS, info->counters);
         take_counters(s->by, KVD_N_CLIENT_COUNTERS, info->client_counters);
@@ -55,9 +57,13 @@ static int take_client(struct kvctl *kvctl, struct sample *sample,
                 return kvctl_out_of_memory(kvctl);
         sample->clients = grown;
         c = &grown[sample->n_clients++];
-        *c = (struct client_sample){.client = info->client, .pid = info->pid, .requests = info->requests,
-                                    .filling = info->filling, .pinned = info->pinned,
-                                    .stopped = info->connected && process_is_stopped(info->pid, info->uid),
+        *c = (struct client_sample){.client = info->client,
+                                    .pid = info->pid,
+                                    .requests = info->requests,
+                                    .filling = info->filling,
+                                    .pinned = info->pinned,
+                                    .stopped = info->connected &&
+                                               process_is_stopped(info->pid, info->uid),
                                     .held_bytes = holders_bytes(&sample->holders, info)};
         kvd_slice_copy(info->name, c->name, sizeof c->name);
         kvd_slice_copy(info->domain, c->domain, sizeof c->domain);

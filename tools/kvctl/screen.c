@@ -70,7 +70,9 @@ void screen_measure(struct screen *screen, FILE *to) {
         struct winsize size = {0};
         const char *no_color = getenv("NO_COLOR");
 
-        *screen = (struct screen){.to = to, .terminal = isatty(fileno(to)), .height = 24,
+        *screen = (struct screen){.to = to,
+                                  .terminal = isatty(fileno(to)),
+                                  .height = 24,
                                   .utf8 = speaks_utf8()};
         if (!screen->terminal)
                 return;

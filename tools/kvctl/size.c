@@ -90,7 +90,8 @@ static void count_blocks(struct need *n) {
 static uint64_t index_bytes(const struct need *n, uint64_t blocks) {
         struct kvd_index ix = {.geometry = n->shape,
                                .capacity = (uint32_t)MIN(blocks, UINT32_MAX / 4),
-                               .run_capacity = kvd_run_capacity((uint32_t)MIN(blocks, UINT32_MAX / 4))};
+                               .run_capacity = kvd_run_capacity(
+                                       (uint32_t)MIN(blocks, UINT32_MAX / 4))};
 
         kvd_index_lay_out(&ix);
         return ix.size;
@@ -144,7 +145,8 @@ static void say(struct answer *answer, const struct need *n) {
         answer_say(answer, "%llu request%s of %llu tokens, %llu of them in common.",
                    (unsigned long long)n->users, n->users == 1 ? "" : "s",
                    (unsigned long long)n->context, (unsigned long long)n->shared);
-        answer_say(answer, "In kvd.conf: pool = %lluM at least; a larger one keeps earlier requests.",
+        answer_say(answer,
+                   "In kvd.conf: pool = %lluM at least; a larger one keeps earlier requests.",
                    (unsigned long long)mib);
 }
 

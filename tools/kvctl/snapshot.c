@@ -153,8 +153,9 @@ static int take_tiers(struct kvctl *kvctl, struct snapshot *s) {
 }
 
 int snapshot_take(struct kvctl *kvctl, struct snapshot *ret) {
-        static int (*const parts[])(struct kvctl *, struct snapshot *) = {
-                take_daemon, take_spaces, take_domains, take_clients, take_tiers};
+        static int (*const parts[])(struct kvctl *, struct snapshot *) = {take_daemon, take_spaces,
+                                                                          take_domains,
+                                                                          take_clients, take_tiers};
         int r = 0;
 
         *ret = (struct snapshot){0};

@@ -163,7 +163,8 @@ static int set_one(struct kvctl *kvctl, const char *pair, bool check) {
 
         if (!equals || equals == pair || equals - pair >= (ptrdiff_t)sizeof key)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "\"%s\" is not a setting; write KEY=VALUE, as in policy=fifo", pair);
+                                  "\"%s\" is not a setting; write KEY=VALUE, as in policy=fifo",
+                                  pair);
         snprintf(key, sizeof key, "%.*s", (int)(equals - pair), pair);
         request.key = kvd_slice_of(key);
         request.value = kvd_slice_of(equals + 1);

@@ -158,7 +158,9 @@ int add_spaces(struct kvctl *kvctl, struct answer *answer) {
         while ((r = kvctl_next_space(kvctl, &cursor, &info)) == 1)
                 fill_space(t, &info, maps_sum(&maps, &info));
         if (r == 0 && table_rows(t) == 0)
-                answer_say(answer, "No spaces yet: \"kvctl space create\" or an engine's first use makes one.");
+                answer_say(
+                        answer,
+                        "No spaces yet: \"kvctl space create\" or an engine's first use makes one.");
         return r;
 }
 

@@ -92,8 +92,9 @@ static void fill_figures(struct table *t, const struct space_name *space,
                     "evicted / sealed");
         fill_figure(t, space, "changes_taken", of[KVD_SPACE_TAKEN], of[KVD_SPACE_PROPOSED],
                     "taken / proposed");
-        fill_figure(t, space, "affected", of[KVD_SPACE_SHARED], of[KVD_SPACE_APPENDED],
-                    "shared / appended: sequences' own blocks that a similar one replaced (MemShare)");
+        fill_figure(
+                t, space, "affected", of[KVD_SPACE_SHARED], of[KVD_SPACE_APPENDED],
+                "shared / appended: sequences' own blocks that a similar one replaced (MemShare)");
         fill_figure(t, space, "left_the_pool", of[KVD_SPACE_SPILLED] + of[KVD_SPACE_DROPPED],
                     of[KVD_SPACE_APPENDED], "(spilled + dropped) / appended");
         fill_figure(t, space, "labels", info->label_bytes, info->total * info->block_bytes,

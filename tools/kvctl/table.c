@@ -23,7 +23,10 @@ struct table *table_new(const char *name, enum table_form form, const struct col
         struct table *table = calloc(1, sizeof *table);
 
         if (table)
-                *table = (struct table){.name = name, .form = form, .columns = columns, .n_columns = n_columns};
+                *table = (struct table){.name = name,
+                                        .form = form,
+                                        .columns = columns,
+                                        .n_columns = n_columns};
         return table;
 }
 

@@ -190,7 +190,8 @@ static void print_line(const struct layout *l, const struct screen *screen, size
         for (size_t i = 0; i < l->n; i++) {
                 const struct column_layout *c = &l->column[i];
                 const char *text = text_at(l, line, i);
-                unsigned width = kvd_text_width(text), from = at + (c->right ? c->width - width : 0);
+                unsigned width = kvd_text_width(text),
+                         from = at + (c->right ? c->width - width : 0);
                 bool wraps = i >= l->keys && screen->width > from + WRAP_MIN;
 
                 if (i >= l->keys && c->part != part)

@@ -67,8 +67,9 @@ static int fill_tiers(struct kvctl *kvctl, struct answer *answer, struct table *
         while ((r = kvctl_next(kvctl, KVD_MSG_tier_info, &request, &reply)) == 1) {
                 fill_tier(t, &reply, &kvctl->tiers[MIN(request.tier, KVCTL_TIERS - 1)]);
                 if (reply.why.size)
-                        answer_say(answer, "%.*s: %.*s", (int)reply.name.size, (const char *)reply.name.data,
-                                   (int)reply.why.size, (const char *)reply.why.data);
+                        answer_say(answer, "%.*s: %.*s", (int)reply.name.size,
+                                   (const char *)reply.name.data, (int)reply.why.size,
+                                   (const char *)reply.why.data);
                 request.tier++;
         }
         return r;

@@ -31,10 +31,8 @@ struct top *top_free(struct top *top) {
 /* ---- the pool -------------------------------------------------------------------------------- */
 
 static const struct column head_columns[] = {
-        {"interval_s", NULL, UNIT_NONE},
-        {"pool_bytes", NULL, UNIT_BYTES},
-        {"pool_used_bytes", NULL, UNIT_BYTES},
-        {"requests_per_s", NULL, UNIT_SHORT},
+        {"interval_s", NULL, UNIT_NONE},       {"pool_bytes", NULL, UNIT_BYTES},
+        {"pool_used_bytes", NULL, UNIT_BYTES}, {"requests_per_s", NULL, UNIT_SHORT},
         {"turn_recent_us", NULL, UNIT_US},
 };
 

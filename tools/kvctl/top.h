@@ -19,18 +19,18 @@ struct top {
         struct sample *before, *now; /* owned */
         double reused[TOP_HISTORY];  /* share, per picture; negative: no lookups */
         size_t n_reused;
-        uint64_t next_ns;            /* when the next sample is due */
+        uint64_t next_ns; /* when the next sample is due */
 
         /* by keys */
         enum top_table focus;
         struct top_sort sort[N_TOP_TABLES];
-        unsigned scroll;             /* lines */
+        unsigned scroll; /* lines */
         bool paused, help;
-        bool again;                  /* a key asks for the same samples again */
+        bool again; /* a key asks for the same samples again */
 };
 
-struct top *top_free(struct top *top);             /* NULL is fine; returns NULL */
-double top_seconds(const struct kvctl *kvctl);     /* between two pictures */
+struct top *top_free(struct top *top);         /* NULL is fine; returns NULL */
+double top_seconds(const struct kvctl *kvctl); /* between two pictures */
 
 /* top_columns.c */
 extern const struct column top_columns_spaces[], top_columns_clients[];

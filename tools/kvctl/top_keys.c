@@ -43,29 +43,15 @@ void top_take_key(struct top *top, int key) {
 
         switch (key) {
         case 's':
-        case KEY_RIGHT:
-                move(top, 1);
-                break;
-        case KEY_LEFT:
-                move(top, n_top_columns[top->focus]);
-                break;
-        case 'r':
-                sort->ascending = !sort->ascending;
-                break;
-        case '\t':
-                top->focus = top->focus == TOP_SPACES ? TOP_CLIENTS : TOP_SPACES;
-                break;
-        case ' ':
-                top->paused = !top->paused;
-                break;
+        case KEY_RIGHT: move(top, 1); break;
+        case KEY_LEFT: move(top, n_top_columns[top->focus]); break;
+        case 'r': sort->ascending = !sort->ascending; break;
+        case '\t': top->focus = top->focus == TOP_SPACES ? TOP_CLIENTS : TOP_SPACES; break;
+        case ' ': top->paused = !top->paused; break;
         case '?':
-        case 'h':
-                top->help = !top->help;
-                break;
+        case 'h': top->help = !top->help; break;
         case KEY_DOWN:
-        case KEY_UP:
-                scroll(top, key == KEY_DOWN, key == KEY_UP);
-                break;
+        case KEY_UP: scroll(top, key == KEY_DOWN, key == KEY_UP); break;
         case KEY_PAGE_DOWN:
         case KEY_PAGE_UP:
                 scroll(top, key == KEY_PAGE_DOWN ? PAGE : 0, key == KEY_PAGE_UP ? PAGE : 0);

@@ -41,8 +41,8 @@ static void put_stored(void *arg, const struct stored *block) {
         fprintf(to, ", \"block\": %" PRIu64, number_of(block->hash));
         if (block->parent)
                 fprintf(to, ", \"parent\": %" PRIu64, number_of(block->parent));
-        fprintf(to, ", \"depth\": %u, \"tokens\": %u, \"group\": %u", block->depth,
-                block->n_tokens, block->group);
+        fprintf(to, ", \"depth\": %u, \"tokens\": %u, \"group\": %u", block->depth, block->n_tokens,
+                block->group);
         end_line(arg);
 }
 
@@ -61,15 +61,18 @@ static void put_away(void *arg, bool is) {
         end_line(arg);
 }
 
-static const struct follow_ops block_ops = {
-        .stored = put_stored, .removed = put_removed, .cleared = put_cleared, .away = put_away};
+static const struct follow_ops block_ops = {.stored = put_stored,
+                                            .removed = put_removed,
+                                            .cleared = put_cleared,
+                                            .away = put_away};
 
 /* ---- lookups --------------------------------------------------------------------------------- */
 
 static void put_asked(void *arg, uint32_t client, const struct kvd_asked *note) {
         FILE *to = begin_line(arg, "asked");
 
-        fprintf(to, ", \"client\": %u, \"group\": %u, \"input_length\": %u, \"found\": %u, \"hash_ids\": [",
+        fprintf(to,
+                ", \"client\": %u, \"group\": %u, \"input_length\": %u, \"found\": %u, \"hash_ids\": [",
                 client, note->group, note->n_tokens, note->found);
         for (uint32_t i = 0; i < note->n_keys; i++)
                 fprintf(to, "%s%" PRIu64, i ? ", " : "", number_of(note->keys[i]));
@@ -103,8 +106,10 @@ static int write_out(struct kvctl *kvctl, void *arg) {
         return kvctl_flush(kvctl);
 }
 
-static const struct watch_ops trace_ops = {
-        .blocks = &block_ops, .lookups = &lookup_ops, .began = put_begin, .looked = write_out};
+static const struct watch_ops trace_ops = {.blocks = &block_ops,
+                                           .lookups = &lookup_ops,
+                                           .began = put_begin,
+                                           .looked = write_out};
 
 int verb_trace(struct kvctl *kvctl, struct answer *answer) {
         struct trace trace = {.began_ns = sys_now_ns(), .to = stdout};

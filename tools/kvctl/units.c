@@ -82,24 +82,12 @@ static void format_ms(double ms, char *to) {
 void unit_format(enum unit unit, double value, char to[UNIT_TEXT_MAX]) {
         switch (unit) {
         case UNIT_NONE:
-        case UNIT_COUNT:
-                snprintf(to, UNIT_TEXT_MAX, "%.6g", value);
-                break;
-        case UNIT_SHORT:
-                format_short(value, to);
-                break;
-        case UNIT_BYTES:
-                format_bytes(value, to);
-                break;
-        case UNIT_MS:
-                format_ms(value, to);
-                break;
-        case UNIT_US:
-                format_us(value, to);
-                break;
-        case UNIT_SHARE:
-                snprintf(to, UNIT_TEXT_MAX, "%.1f %%", value * 100);
-                break;
+        case UNIT_COUNT: snprintf(to, UNIT_TEXT_MAX, "%.6g", value); break;
+        case UNIT_SHORT: format_short(value, to); break;
+        case UNIT_BYTES: format_bytes(value, to); break;
+        case UNIT_MS: format_ms(value, to); break;
+        case UNIT_US: format_us(value, to); break;
+        case UNIT_SHARE: snprintf(to, UNIT_TEXT_MAX, "%.1f %%", value * 100); break;
         }
 }
 

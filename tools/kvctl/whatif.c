@@ -21,7 +21,7 @@ struct whatif {
         uint32_t *uses;           /* owned; a tree that counts last uses */
         uint64_t *found_at;       /* owned; number of uses that found their block at that place */
         size_t different, longest;
-        uint64_t n_missed;        /* number of times that lookups were lost */
+        uint64_t n_missed; /* number of times that lookups were lost */
 };
 
 static void whatif_clear(struct whatif *w) {
@@ -185,9 +185,10 @@ static int take_sizes(struct kvctl *kvctl, const struct whatif *w, struct sizes 
                                           "BLOCKS is a number of blocks, not \"%s\"",
                                           args->operand[i]);
                 if (size < w->longest)
-                        return kvctl_fail(kvctl, KVCTL_NO, -EINVAL,
-                                          "the longest request has %zu blocks: no pool of %s holds it",
-                                          w->longest, args->operand[i]);
+                        return kvctl_fail(
+                                kvctl, KVCTL_NO, -EINVAL,
+                                "the longest request has %zu blocks: no pool of %s holds it",
+                                w->longest, args->operand[i]);
                 ret->at[ret->n++] = size;
         }
         if (!ret->n)
@@ -196,10 +197,8 @@ static int take_sizes(struct kvctl *kvctl, const struct whatif *w, struct sizes 
 }
 
 static const struct column trace_columns[] = {
-        {"requests", NULL, UNIT_COUNT},
-        {"blocks", NULL, UNIT_COUNT},
-        {"different", NULL, UNIT_COUNT},
-        {"longest", NULL, UNIT_COUNT},
+        {"requests", NULL, UNIT_COUNT},  {"blocks", NULL, UNIT_COUNT},
+        {"different", NULL, UNIT_COUNT}, {"longest", NULL, UNIT_COUNT},
         {"missed", NULL, UNIT_COUNT},
 };
 
@@ -248,8 +247,10 @@ static int add_trace(struct answer *answer, const struct whatif *w) {
         answer_say(answer, "%zu requests of %zu blocks, %zu different ones; the longest has %zu.",
                    w->requests.n, w->requests.n_blocks, w->different, w->longest);
         if (w->n_missed)
-                answer_say(answer, "Lookups came faster than they were read, %llu times: some are missing here.",
-                           (unsigned long long)w->n_missed);
+                answer_say(
+                        answer,
+                        "Lookups came faster than they were read, %llu times: some are missing here.",
+                        (unsigned long long)w->n_missed);
         return 0;
 }
 

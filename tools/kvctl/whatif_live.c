@@ -9,8 +9,8 @@
 
 struct live {
         struct requests *to;
-        const char *trouble;  /* why no more requests fit; NULL if they do */
-        uint64_t n_missed;    /* number of times that lookups were not read in time */
+        const char *trouble; /* why no more requests fit; NULL if they do */
+        uint64_t n_missed;   /* number of times that lookups were not read in time */
 };
 
 /* ---- blocks that come and go: ignored -------------------------------------------------------- */
@@ -29,8 +29,9 @@ static void pass_cleared(void *arg) {
         (void)arg;
 }
 
-static const struct follow_ops block_ops = {
-        .stored = pass_stored, .removed = pass_removed, .cleared = pass_cleared};
+static const struct follow_ops block_ops = {.stored = pass_stored,
+                                            .removed = pass_removed,
+                                            .cleared = pass_cleared};
 
 /* ---- lookups --------------------------------------------------------------------------------- */
 
@@ -65,8 +66,10 @@ static int go_on(struct kvctl *kvctl, void *arg) {
         return live->trouble ? 1 : 0;
 }
 
-static const struct watch_ops live_ops = {
-        .blocks = &block_ops, .lookups = &lookup_ops, .began = begin, .looked = go_on};
+static const struct watch_ops live_ops = {.blocks = &block_ops,
+                                          .lookups = &lookup_ops,
+                                          .began = begin,
+                                          .looked = go_on};
 
 int whatif_follow(struct kvctl *kvctl, struct requests *ret, uint64_t *n_missed) {
         struct live live = {.to = ret};

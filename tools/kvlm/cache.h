@@ -17,13 +17,13 @@
 #include "tools/kvlm/forward.h"
 
 struct cache_options {
-        const char *space; /* NULL: do not share */
+        const char *space;  /* NULL: do not share */
         const char *socket; /* NULL: the library's default */
         struct kvd_geometry geometry;
         struct kvd_space_options space_options;
         struct block_shape shape;
         struct device *device; /* NULL: host memory */
-        double rope_theta; /* of stored keys; 0: do not tell the space */
+        double rope_theta;     /* of stored keys; 0: do not tell the space */
 };
 
 struct cache;
@@ -50,12 +50,12 @@ struct sequence {
         struct cache *cache;
         uint32_t *tokens;
         uint32_t n_tokens, capacity; /* capacity: of tokens */
-        uint32_t n_computed; /* number of tokens whose keys and values are in the blocks */
-        uint32_t n_public;   /* first token that must not be published; UINT32_MAX if none */
+        uint32_t n_computed;         /* number of tokens whose keys and values are in the blocks */
+        uint32_t n_public; /* first token that must not be published; UINT32_MAX if none */
 
-        uint8_t **blocks; /* the block table */
-        struct kvd_block *pool; /* of the blocks that are not private */
-        uint8_t *kinds;   /* enum block_kind */
+        uint8_t **blocks;        /* the block table */
+        struct kvd_block *pool;  /* of the blocks that are not private */
+        uint8_t *kinds;          /* enum block_kind */
         uint32_t n_blocks, room; /* number of blocks, and room for blocks in the table */
         /* on a device: memory for all private blocks; NULL until needed */
         uint8_t *arena;
@@ -63,11 +63,11 @@ struct sequence {
         struct kvd_pin pin;
 
         uint32_t not_found; /* number of last tokens that are computed even if stored; at least 1 */
-        uint32_t n_reused; /* number of tokens that were found */
+        uint32_t n_reused;  /* number of tokens that were found */
         uint32_t n_refused; /* number of failures of the pool or the daemon */
-        bool fetched;      /* a fetch from the tiers below the pool was tried */
-        bool alone;        /* further blocks are private */
-        bool unpublished;  /* blocks that are not sealed yet stay unpublished */
+        bool fetched;       /* a fetch from the tiers below the pool was tried */
+        bool alone;         /* further blocks are private */
+        bool unpublished;   /* blocks that are not sealed yet stay unpublished */
         /* called when the pool is full; true: try again. NULL: never */
         bool (*on_full)(void *data, uint32_t tries);
         void *on_full_data;

@@ -9,11 +9,11 @@
 
 struct cache {
         struct cache_options options;
-        kvd *connection;   /* NULL if none */
-        kvd_space *space;  /* NULL if not attached */
-        bool given_up;     /* the daemon refused us: do not retry */
+        kvd *connection;  /* NULL if none */
+        kvd_space *space; /* NULL if not attached */
+        bool given_up;    /* the daemon refused us: do not retry */
         bool complained;
-        uint8_t **spare;   /* free private blocks */
+        uint8_t **spare; /* free private blocks */
         size_t n_spare, room;
 };
 

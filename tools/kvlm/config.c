@@ -102,10 +102,12 @@ static int read_attention(const json_t *j, struct config *c) {
         if (!c->bidirectional)
                 return 0;
         if (json_whole(json_object_get(j, "mask_token_id"), &id) < 0 || id >= c->vocab)
-                return refuse(-EINVAL,
-                              "config.json: mask_token_id is missing or not a token id below vocab_size");
+                return refuse(
+                        -EINVAL,
+                        "config.json: mask_token_id is missing or not a token id below vocab_size");
         if (c->vocab < 2)
-                return refuse(-EINVAL, "config.json: vocab_size leaves no token other than the mask");
+                return refuse(-EINVAL,
+                              "config.json: vocab_size leaves no token other than the mask");
         c->mask_token = (uint32_t)id;
         return 0;
 }
@@ -126,8 +128,9 @@ static int read_members(const json_t *j, struct config *c) {
                 return r;
         c->tied = json_is_true(json_object_get(j, "tie_word_embeddings"));
         if (c->heads % c->kv_heads != 0)
-                return refuse(-EINVAL,
-                              "config.json: num_key_value_heads does not divide num_attention_heads");
+                return refuse(
+                        -EINVAL,
+                        "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
                 return refuse(-EINVAL, "config.json: head_dim is odd");
         return read_attention(j, c);

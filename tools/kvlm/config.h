@@ -14,7 +14,7 @@ struct config {
         uint32_t heads, kv_heads, head_dim; /* kv_heads divides heads, head_dim is even */
         uint32_t vocab, max_positions;
         float norm_eps, rope_theta;
-        bool tied; /* the embedding is also the output matrix */
+        bool tied;           /* the embedding is also the output matrix */
         bool bidirectional;  /* masked diffusion: every token sees every other */
         uint32_t mask_token; /* of a bidirectional model: stands for an unknown token */
 };

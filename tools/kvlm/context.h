@@ -12,7 +12,7 @@
 struct context {
         uint32_t n_prefix, n_tokens; /* tokens of the prefix, and of the whole request */
         uint32_t block_tokens;
-        uint32_t n_blocks;           /* blocks per layer */
+        uint32_t n_blocks; /* blocks per layer */
         uint8_t **blocks;
         uint32_t *slots; /* [n_tokens]: slot of each position */
 };

@@ -34,7 +34,7 @@ struct device_forward {
         uint32_t max_rows; /* a multiple of ROWS */
         struct device_inputs *inputs;
 
-        cu_address rows;    /* contains all of the following */
+        cu_address rows; /* contains all of the following */
         cu_address x, normed, qkv, mixed, change, gate_up, active, logits;
         cu_address workspace; /* for attention */
         uint64_t room;
@@ -185,8 +185,8 @@ static struct gpu_attend attention(const struct device_forward *f, uint32_t laye
 static int attend(struct device_forward *f, uint32_t layer) {
         const struct gpu_attend a = attention(f, layer);
 
-        return splits(f) ? gpu_attend_decode(&f->device->gpu, f->device->stream, &a)
-                         : gpu_attend_prefill(&f->device->gpu, f->device->stream, &a);
+        return splits(f) ? gpu_attend_decode(&f->device->gpu, f->device->stream, &a) :
+                           gpu_attend_prefill(&f->device->gpu, f->device->stream, &a);
 }
 
 static int attention_part(struct device_forward *f, uint32_t layer) {

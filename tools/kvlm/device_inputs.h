@@ -15,8 +15,8 @@ struct device_inputs {
         struct block_shape shape;
         float *frequencies; /* [half] */
         uint32_t half;
-        uint8_t *staging;   /* pinned; same offsets as the addresses below */
-        cu_event copied;    /* when it has passed, staging may be refilled */
+        uint8_t *staging; /* pinned; same offsets as the addresses below */
+        cu_event copied;  /* when it has passed, staging may be refilled */
         cu_address memory;
 
         cu_address tokens;       /* [chunk] */

@@ -119,8 +119,9 @@ static int upload(struct upload *u, const struct model *from, struct device_mode
 }
 
 int device_model_new(struct device *device, const struct model *model, struct device_model **ret) {
-        struct upload u = {
-                .device = device, .ops = kvd_ops_pick(NULL), .number = device_number(device)};
+        struct upload u = {.device = device,
+                           .ops = kvd_ops_pick(NULL),
+                           .number = device_number(device)};
         struct device_model *m = calloc(1, sizeof *m);
         int r;
 

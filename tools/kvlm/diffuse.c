@@ -27,7 +27,7 @@ struct diffusion { /* of one request */
         kvd_space *space; /* NULL if none */
         struct entry_maker maker;
         uint32_t entry_depth; /* number of layers that an entry gets if we make it */
-        struct entry *entry; /* NULL if nothing is reused */
+        struct entry *entry;  /* NULL if nothing is reused */
         struct context context;
         uint8_t *memory;     /* keys and values that are not in the entry */
         uint32_t *tokens;    /* all tokens of the request, masks last */
@@ -356,10 +356,12 @@ int diffuse_check(const struct diffuser *d, const struct diffuse_request *q) {
         if (q->n_tokens == 0)
                 return refuse(-EINVAL, "the prompt has no tokens");
         if (n > d->model->config.max_positions)
-                return refuse(-E2BIG, "prompt and answer have %ju tokens, but the model takes only %u",
+                return refuse(-E2BIG,
+                              "prompt and answer have %ju tokens, but the model takes only %u",
                               (uintmax_t)n, d->model->config.max_positions);
         if (d->options.steps > d->options.length)
-                return refuse(-EINVAL, "%u steps for %u tokens: there must not be more steps than tokens",
+                return refuse(-EINVAL,
+                              "%u steps for %u tokens: there must not be more steps than tokens",
                               d->options.steps, d->options.length);
         return 0;
 }

@@ -19,14 +19,14 @@ enum bicache_mode {
         BICACHE_OFF,   /* compute all layers of the prefix in every step */
         /* reuse all layers for ever, as a causal cache would: the baseline for BiCache */
         BICACHE_NAIVE,
-        BICACHE_ON,    /* reuse shallow layers, recompute deep ones every few steps */
+        BICACHE_ON, /* reuse shallow layers, recompute deep ones every few steps */
 };
 
 struct diffuse_options {
         uint32_t length; /* tokens to generate */
         uint32_t steps;  /* 0: one per token */
         enum bicache_mode bicache;
-        uint32_t depth;  /* number of shallow layers, overriding the table; 0: see table */
+        uint32_t depth; /* number of shallow layers, overriding the table; 0: see table */
         /* steps from one refresh of the deep layers to the next; 0: the space's setting */
         uint32_t refresh;
         /*

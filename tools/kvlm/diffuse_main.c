@@ -21,7 +21,7 @@ struct session {
         struct kvd_btable table;
         struct diffuser diffuser;
         struct profile profile; /* out is NULL if requests are answered, not profiled */
-        bool failed; /* some prompt failed */
+        bool failed;            /* some prompt failed */
 };
 
 /*

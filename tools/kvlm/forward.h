@@ -10,7 +10,7 @@
 #include "tools/kvlm/pass.h"
 
 struct step {
-        struct view view; /* of the whole sequence */
+        struct view view;       /* of the whole sequence */
         const uint32_t *tokens; /* [n], at positions first and up */
         uint32_t first, n;
         bool decoding;   /* these tokens were generated: device_forward.h */

@@ -27,8 +27,7 @@ struct generation { /* of one request */
 
 static void show_progress(const struct generation *g, uint32_t done, uint32_t n) {
         if (g->engine->progress)
-                fprintf(stderr, "\rprompt: %u of %u tokens%s", done, n,
-                        done == n ? "\n" : "");
+                fprintf(stderr, "\rprompt: %u of %u tokens%s", done, n, done == n ? "\n" : "");
 }
 
 /* ---- computing ---- */
@@ -110,7 +109,8 @@ static int compute_timed(const struct generation *g, const struct step *step) {
         double before = attention_ms(g->engine);
         int r = compute(g, step);
 
-        *(decoded ? &result->attention_ms : &result->prompt_attention_ms) += attention_ms(g->engine) - before;
+        *(decoded ? &result->attention_ms :
+                    &result->prompt_attention_ms) += attention_ms(g->engine) - before;
         result->decoded_tokens += decoded ? step->n : 0;
         return r;
 }
@@ -353,8 +353,9 @@ static int prepare(struct generation *g, const struct request *request, uint32_t
         int r;
 
         if (e->device && pooled)
-                return refuse(-ENOTSUP,
-                              "methods run on the CPU only: use --device cpu, or turn off the space's methods");
+                return refuse(
+                        -ENOTSUP,
+                        "methods run on the CPU only: use --device cpu, or turn off the space's methods");
         if (pooled)
                 return prepare_pooled(g, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &g->sequence);

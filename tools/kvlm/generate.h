@@ -18,8 +18,8 @@ struct engine {
         const struct model *model;
         const struct kvd_ops *ops;
         const struct tokenizer *tokenizer;
-        struct pass *pass; /* NULL if the device computes */
-        struct device *device;   /* NULL if none: blocks are in host memory */
+        struct pass *pass;     /* NULL if the device computes */
+        struct device *device; /* NULL if none: blocks are in host memory */
         struct device_forward *device_forward;
         struct cache *cache;
         struct sampler *sampler;

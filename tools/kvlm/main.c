@@ -93,17 +93,18 @@ static int open_cache(struct parts *p, const struct block_shape *shape) {
                 .shape = *shape,
                 .device = p->device,
                 .rope_theta = c->rope_theta,
-                .geometry = {
-                        .layers = c->layers,
-                        .kv_heads = c->kv_heads,
-                        .head_dim = c->head_dim,
-                        .block_tokens = BLOCK_TOKENS,
-                        .layer_groups = 1,
-                        .dtype = shape->type,
-                        .order = KVD_HND,
-                        .rope = KVD_ROPE_POST,
-                        .vocab = c->vocab,
-                },
+                .geometry =
+                        {
+                                .layers = c->layers,
+                                .kv_heads = c->kv_heads,
+                                .head_dim = c->head_dim,
+                                .block_tokens = BLOCK_TOKENS,
+                                .layer_groups = 1,
+                                .dtype = shape->type,
+                                .order = KVD_HND,
+                                .rope = KVD_ROPE_POST,
+                                .vocab = c->vocab,
+                        },
         };
 
         geometry_fingerprint(p, options.geometry.fingerprint);

@@ -101,8 +101,9 @@ static int load_packed(struct loader *l, uint32_t columns, uint32_t n, const str
 
 static int load_layer(struct loader *l, const struct config *c, struct layer *layer) {
         const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-        const struct part qkv[] = {
-                {"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}};
+        const struct part qkv[] = {{"self_attn.q_proj", q},
+                                   {"self_attn.k_proj", kv},
+                                   {"self_attn.v_proj", kv}};
         const struct part output = {"self_attn.o_proj", c->hidden},
                           down = {"mlp.down_proj", c->hidden};
         const struct part gate_up[] = {{"mlp.gate_proj", c->ffn}, {"mlp.up_proj", c->ffn}};
@@ -218,7 +219,8 @@ int model_load(const char *directory, const struct kvd_ops *ops, struct model **
 void model_drop_weights(struct model *m) {
         free(m->layers);
         free(m->weights);
-        *m = (struct model){.config = m->config, .fingerprint = {m->fingerprint[0], m->fingerprint[1]}};
+        *m = (struct model){.config = m->config,
+                            .fingerprint = {m->fingerprint[0], m->fingerprint[1]}};
 }
 
 struct model *model_free(struct model *m) {

@@ -24,9 +24,10 @@ enum { SPACE = KVD_OPTION_OWN, STOP, DEVICE, HELP, VERSION }; /* kinds of our ow
 
 static int read_space(const char *text, struct options *o) {
         if (!kvd_is_name(text, KVD_NAME_MAX))
-                return refuse(-EINVAL,
-                              "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
-                              KVD_NAME_MAX);
+                return refuse(
+                        -EINVAL,
+                        "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
+                        KVD_NAME_MAX);
         strcpy(o->space, text);
         return 0;
 }
@@ -74,16 +75,20 @@ static int read_device(const char *text, struct options *o) {
 /* ---- the table of options -------------------------------------------------------------------- */
 
 #define AT(member) offsetof(struct options, member)
-#define SECTION(title) {.text = title}
-#define TEXT(name, member, value, help) {name, 0, value, help, KVD_OPTION_TEXT, .at = AT(member)}
-#define FLAG(name, member, to, help) {name, 0, NULL, help, KVD_OPTION_BOOL, AT(member), .most = to}
-#define YES(name, member, help) {name, 0, "YES", help, KVD_OPTION_YES, .at = AT(member)}
+#define SECTION(title) \
+        { .text = title }
+#define TEXT(name, member, value, help) \
+        { name, 0, value, help, KVD_OPTION_TEXT, .at = AT(member) }
+#define FLAG(name, member, to, help) \
+        { name, 0, NULL, help, KVD_OPTION_BOOL, AT(member), .most = to }
+#define YES(name, member, help) \
+        { name, 0, "YES", help, KVD_OPTION_YES, .at = AT(member) }
 #define U32(name, member, low, high, help) \
-        {name, 0, "N", help, KVD_OPTION_U32, AT(member), .least = low, .most = high}
+        { name, 0, "N", help, KVD_OPTION_U32, AT(member), .least = low, .most = high }
 #define FLOAT(name, member, high, value, help) \
-        {name, 0, value, help, KVD_OPTION_FLOAT, AT(member), .most = high}
+        { name, 0, value, help, KVD_OPTION_FLOAT, AT(member), .most = high }
 #define WORD(name, member, first, choices, value, help) \
-        {name, 0, value, help, KVD_OPTION_WORD, AT(member), .least = first, .words = choices}
+        { name, 0, value, help, KVD_OPTION_WORD, AT(member), .least = first, .words = choices }
 
 static const struct kvd_option rows[] = {
         SECTION("Input:"),
@@ -217,8 +222,9 @@ static int check(struct options *o) {
         if (!o->model)
                 return refuse(-EINVAL, "--model DIR is missing (see kvlm --help)");
         if (inputs != 1)
-                return refuse(-EINVAL,
-                              "give one of --prompts, --text, --tokens and --tokenize (see kvlm --help)");
+                return refuse(
+                        -EINVAL,
+                        "give one of --prompts, --text, --tokens and --tokenize (see kvlm --help)");
         if (o->logits && !o->tokens)
                 return refuse(-EINVAL, "--logits needs --tokens");
         if (o->document && (o->tokens || o->tokenize))
@@ -234,22 +240,12 @@ static int take(const struct kvd_option *option, const char *value, struct optio
         int r;
 
         switch (option->kind) {
-        case HELP:
-                return show_help();
-        case VERSION:
-                puts("kvlm (kvd) " KVD_VERSION);
-                return 0;
-        case SPACE:
-                r = read_space(value, o);
-                break;
-        case STOP:
-                r = read_stop(value, o);
-                break;
-        case DEVICE:
-                r = read_device(value, o);
-                break;
-        default:
-                r = kvd_option_store(option, value, o, &kvlm_why);
+        case HELP: return show_help();
+        case VERSION: puts("kvlm (kvd) " KVD_VERSION); return 0;
+        case SPACE: r = read_space(value, o); break;
+        case STOP: r = read_stop(value, o); break;
+        case DEVICE: r = read_device(value, o); break;
+        default: r = kvd_option_store(option, value, o, &kvlm_why);
         }
         return r < 0 ? r : 1;
 }

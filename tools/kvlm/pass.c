@@ -36,20 +36,20 @@ struct pass {
         struct threads *threads;
         struct bench *benches;
         uint32_t n_benches;
-        float *frequencies; /* [head_dim / 2] */
-        uint32_t first, room; /* position of the first row; number of rows that fit */
-        uint32_t n_angles;    /* number of rows whose cosine and sine are computed */
-        float *rows;        /* contains all of the following, [room] each */
-        float *x;           /* [hidden] the residual stream */
-        float *qkv;         /* [q, k, v] */
-        float *mixed;       /* [q] result of attention */
-        float *cosine, *sine; /* [head_dim / 2] */
+        float *frequencies;    /* [head_dim / 2] */
+        uint32_t first, room;  /* position of the first row; number of rows that fit */
+        uint32_t n_angles;     /* number of rows whose cosine and sine are computed */
+        float *rows;           /* contains all of the following, [room] each */
+        float *x;              /* [hidden] the residual stream */
+        float *qkv;            /* [q, k, v] */
+        float *mixed;          /* [q] result of attention */
+        float *cosine, *sine;  /* [head_dim / 2] */
         uint64_t attention_ns; /* of thread 0 */
 
         /* the run in progress */
         const struct view *view;
         uint32_t layer, end_layer, from, to;
-        bool alone; /* one thread does everything */
+        bool alone;                /* one thread does everything */
         const uint32_t *positions; /* NULL: from from on */
         float *logits;
 };

@@ -46,7 +46,7 @@ struct view {
          */
         const uint32_t *slots;
         uint32_t gone;
-        uint32_t n_keys; /* bidirectional: every query sees the first n_keys slots */
+        uint32_t n_keys;        /* bidirectional: every query sees the first n_keys slots */
         const uint32_t *chosen; /* only these slots; ascending */
         uint32_t n_chosen;
         /*

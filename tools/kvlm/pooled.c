@@ -17,10 +17,10 @@
 #include "tools/kvlm/refuse.h"
 
 enum {
-        LONG_STEP = 3,   /* blocks: the step after one this long begins in a fresh block */
+        LONG_STEP = 3,       /* blocks: the step after one this long begins in a fresh block */
         MAX_ROTATIONS = 256, /* distinct deltas; blocks beyond these are left out */
-        WAITS = 200,     /* maximum number of waits for room in the pool, ROOM_NS each */
-        USE_EVERY = 4,   /* decoded tokens between reports of attention mass */
+        WAITS = 200,         /* maximum number of waits for room in the pool, ROOM_NS each */
+        USE_EVERY = 4,       /* decoded tokens between reports of attention mass */
 };
 #define ROOM_NS 2000000L
 

@@ -36,7 +36,7 @@ struct pooled_setup {
         const struct pooled_options *options;
         const struct tokenizer *tokenizer;
         const struct kvd_ops *ops;
-        const float *frequencies;       /* of the rotary embedding: [head_dim / 2] */
+        const float *frequencies;         /* of the rotary embedding: [head_dim / 2] */
         uint32_t layers, kv_heads, group; /* group: query heads per KV head */
         /* tokens of the prompt, and how many of them are decoded (computed one by one) */
         uint32_t prompt, tail;
@@ -46,12 +46,12 @@ struct pooled_stats {
         bool used;
         struct kvd_sequence_stats table;
         uint32_t steps, changes;
-        uint32_t empty_slots;  /* slots skipped so that steps begin in a fresh block */
-        uint32_t waits;        /* waits for room in the pool */
-        uint32_t misses;       /* blocks that queries missed */
-        uint32_t evictions;    /* number of evictions of tokens */
-        uint32_t late;         /* number of timeouts */
-        uint64_t selections;   /* selections of a layer and head */
+        uint32_t empty_slots; /* slots skipped so that steps begin in a fresh block */
+        uint32_t waits;       /* waits for room in the pool */
+        uint32_t misses;      /* blocks that queries missed */
+        uint32_t evictions;   /* number of evictions of tokens */
+        uint32_t late;        /* number of timeouts */
+        uint64_t selections;  /* selections of a layer and head */
         double selection_ms, fetch_ms, wait_ms; /* fetch_ms: the waiting between layers */
         uint64_t most_resident; /* maximum number of resident blocks since the end of the prompt */
 };

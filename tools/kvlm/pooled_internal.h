@@ -29,23 +29,23 @@ struct pooled {
         uint32_t *first;     /* [blocks + 1] first token of a block */
         uint32_t *fill;      /* [blocks] slots of an entry that hold tokens */
 
-        uint32_t n_entries;  /* complete blocks */
-        bool stuck; /* there is a private block, so no more can follow in the pool's table */
-        uint8_t **blocks;    /* addresses that attention reads; NULL if missing */
-        uint32_t *flags;     /* enum kvd_entry_flags */
+        uint32_t n_entries; /* complete blocks */
+        bool stuck;       /* there is a private block, so no more can follow in the pool's table */
+        uint8_t **blocks; /* addresses that attention reads; NULL if missing */
+        uint32_t *flags;  /* enum kvd_entry_flags */
         int32_t *deltas;
         uint32_t *rotation;
         float *rotations;
-        bool rotated;         /* some delta is not 0 */
+        bool rotated; /* some delta is not 0 */
 
         /* first token of the current step of reasoning, blocks of the previous one */
         uint32_t step_first, last_step;
         uint32_t decoded;
-        bool late;           /* the pool did not answer in time: do not wait until it does */
-        float *mass;         /* [blocks] attention mass of the current token; see USE_EVERY */
+        bool late;   /* the pool did not answer in time: do not wait until it does */
+        float *mass; /* [blocks] attention mass of the current token; see USE_EVERY */
         struct selection *selection; /* NULL if no method needs to know which tokens matter */
         struct residency *residency; /* NULL if blocks stay unless the daemon moves them */
-        uint32_t evicts;     /* KeyDiff's budget in tokens; 0 if off */
+        uint32_t evicts;             /* KeyDiff's budget in tokens; 0 if off */
         struct pooled_stats stats;
 };
 
@@ -66,7 +66,7 @@ enum { CALIBRATION = 32 }; /* last queries of a prompt that configure HShare */
 int selection_new(struct pooled *, bool hshare);
 void selection_free(struct pooled *);
 void selection_refresh(struct pooled *, bool all); /* all: entries changed, not only grew */
-int selection_begin(struct pooled *); /* the prompt is in the table; decoding begins */
+int selection_begin(struct pooled *);              /* the prompt is in the table; decoding begins */
 /* adds, per block [blocks], the tokens that current choices select */
 void selection_hits(const struct pooled *, uint32_t *hits);
 void selection_stats(const struct pooled *, struct pooled_stats *);

@@ -26,9 +26,9 @@ struct prompts {
         char *line;
         size_t line_room;
         uint64_t line_number;
-        bool done; /* a single prompt has been read */
-        bool split;        /* see prompts_split() */
-        uint32_t n_prefix; /* of the last prompt */
+        bool done;              /* a single prompt has been read */
+        bool split;             /* see prompts_split() */
+        uint32_t n_prefix;      /* of the last prompt */
         uint32_t length, steps; /* requested by the last prompt; 0 if not */
 };
 

@@ -46,9 +46,9 @@ static json_t *times_json(const struct result *r) {
         const struct pooled_stats *p = &r->pooled;
 
         return json_pack("{sI sf sf sf sI}", "decoded_tokens", WHOLE(r->decoded_tokens),
-                         "prompt_attention_ms", r->prompt_attention_ms,
-                         "attention_ms", r->attention_ms - p->selection_ms - p->fetch_ms,
-                         "selection_ms", p->selection_ms, "selections", WHOLE(p->selections));
+                         "prompt_attention_ms", r->prompt_attention_ms, "attention_ms",
+                         r->attention_ms - p->selection_ms - p->fetch_ms, "selection_ms",
+                         p->selection_ms, "selections", WHOLE(p->selections));
 }
 
 static json_t *sequence_json(const struct pooled_stats *p) {

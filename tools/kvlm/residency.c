@@ -19,16 +19,16 @@
 #include "tools/kvlm/pooled_internal.h"
 
 #define WANTED 0.1f /* share of a query's attention from which a missing block counts as missed */
-#define MEMORY 0.9f  /* factor per token by which a block's score fades */
+#define MEMORY 0.9f /* factor per token by which a block's score fades */
 
 struct residency {
-        double budget;      /* fraction of the blocks that stays */
-        uint32_t sinks;     /* number of first blocks that stay */
-        double recent;      /* fraction of the budget for the newest blocks */
+        double budget;  /* fraction of the blocks that stays */
+        uint32_t sinks; /* number of first blocks that stay */
+        double recent;  /* fraction of the budget for the newest blocks */
         enum kvd_cool how;
-        float *score;       /* [blocks] largest share of a query's attention, fading over time */
-        float *wanted;      /* [blocks] the same, since the last fetch */
-        uint32_t *order;    /* [2 blocks] scratch */
+        float *score;    /* [blocks] largest share of a query's attention, fading over time */
+        float *wanted;   /* [blocks] the same, since the last fetch */
+        uint32_t *order; /* [2 blocks] scratch */
 };
 
 int residency_new(struct pooled *p) {

@@ -28,7 +28,8 @@ static int parse_header(struct safetensors *s) {
         size = le64toh(size);
         if (size > s->file.size - sizeof size || size > MAX_HEADER)
                 return refuse(-EINVAL,
-                              FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu",
+                              FILE_NAME " is damaged: a header of %" PRIu64
+                                        " bytes in a file of %zu",
                               size, s->file.size);
         s->header = json_read((const char *)s->file.data + sizeof size, size);
         if (!json_is_object(s->header))
@@ -99,9 +100,10 @@ int safetensors_find(const struct safetensors *s, const char *name, uint32_t row
                 return refuse(-EINVAL, "tensor %s: its type is none of F32, F16, BF16", name);
         if (read_numbers(json_object_get(header, "shape"), n_dims, shape) < 0 ||
             shape[n_dims - 1] != columns || (rows && shape[0] != rows))
-                return refuse(-EINVAL,
-                              "tensor %s: its shape is not the one that config.json implies (%u x %u)",
-                              name, MAX(rows, 1), columns);
+                return refuse(
+                        -EINVAL,
+                        "tensor %s: its shape is not the one that config.json implies (%u x %u)",
+                        name, MAX(rows, 1), columns);
         /* below 2^64, and so is the next product: sizes are below 2^24 */
         bytes = (uint64_t)MAX(rows, 1) * columns;
         bytes *= number_bytes(ret->type);

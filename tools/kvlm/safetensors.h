@@ -21,7 +21,7 @@ struct safetensors {
         size_t data_size;
 };
 
-struct tensor { /* a matrix, or a vector as one row */
+struct tensor {              /* a matrix, or a vector as one row */
         const uint8_t *data; /* no particular alignment */
         enum kvd_number type;
         uint32_t rows, columns;

@@ -8,7 +8,7 @@ struct sampling {
         float temperature; /* 0: the most likely token */
         /* keep the most likely tokens up to this share of the probability; 1: all */
         float top_p;
-        uint32_t top_k;    /* maximum number of tokens; 0: all */
+        uint32_t top_k; /* maximum number of tokens; 0: all */
         uint64_t seed;
 };
 

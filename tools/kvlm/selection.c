@@ -30,14 +30,14 @@
 struct choice {
         uint32_t *middle; /* slots, ascending */
         uint32_t n_middle;
-        uint32_t recent;  /* first column from which all are attended to */
+        uint32_t recent;     /* first column from which all are attended to */
         uint32_t renumbered; /* p->renumbered when it was made */
-        bool made;        /* if false, all are attended to */
+        bool made;           /* if false, all are attended to */
 };
 
 struct desk { /* of a KV head; used by the thread that processes that head */
         struct kvd_label_query *query; /* [group] */
-        float *rotated;                 /* [group][dim] */
+        float *rotated;                /* [group][dim] */
         float *scores, *total;         /* [group][slots], [slots] */
         uint32_t *numbers, *list;      /* scratch [2 slots]: columns or slots */
         float *share;                  /* [blocks] share of the attention, estimated from labels */
@@ -49,22 +49,22 @@ struct desk { /* of a KV head; used by the thread that processes that head */
 struct selection {
         bool hshare, ready; /* ready: decoding has begun */
         struct kvd_window window;
-        uint32_t every;     /* queries in a group: the first one selects */
-        uint32_t dense;     /* number of first layers that attend to all tokens */
+        uint32_t every; /* queries in a group: the first one selects */
+        uint32_t dense; /* number of first layers that attend to all tokens */
         uint32_t dim, slots;
         const struct kvd_hshare_ops *ops;
         struct kvd_label_shape shape;
-        const uint8_t **rows; /* [blocks] labels in the daemon's memory; NULL if none */
-        uint8_t *labels;      /* [layer][head][slot] of labelled entries */
-        uint32_t complete;    /* entries before this one have labels, or never will */
-        uint32_t labelled;    /* one past the last entry with labels */
-        bool holes;           /* some entry before that has no labels yet */
-        bool absent;          /* some entry before that will never have labels */
+        const uint8_t **rows;     /* [blocks] labels in the daemon's memory; NULL if none */
+        uint8_t *labels;          /* [layer][head][slot] of labelled entries */
+        uint32_t complete;        /* entries before this one have labels, or never will */
+        uint32_t labelled;        /* one past the last entry with labels */
+        bool holes;               /* some entry before that has no labels yet */
+        bool absent;              /* some entry before that will never have labels */
         uint32_t *layers, *heads; /* the source of each selection: [layers], [layers][kv_heads] */
         /* [layer][head][CALIBRATION][group * dim]: position p is at p % CALIBRATION */
         float *queries;
         struct choice *choices; /* [layer][head] */
-        struct desk *desks;   /* [head] */
+        struct desk *desks;     /* [head] */
 };
 
 static size_t index_of(const struct pooled *p, uint32_t layer, uint32_t head) {
@@ -149,13 +149,16 @@ int selection_new(struct pooled *p, bool hshare) {
         p->selection = s;
         if (!s)
                 return refuse(-ENOMEM, "out of memory");
-        *s = (struct selection){.hshare = hshare, .dim = 2 * p->half, .slots = p->capacity, .ops = p->setup.ops->hshare,
+        *s = (struct selection){.hshare = hshare,
+                                .dim = 2 * p->half,
+                                .slots = p->capacity,
+                                .ops = p->setup.ops->hshare,
                                 .every = 1};
         if (hshare) {
-                s->window = (struct kvd_window){
-                        (uint32_t)pooled_setting(p, "hshare.sinks"),
-                        (uint32_t)MAX(pooled_setting(p, "hshare.recent"), 1),
-                        (uint32_t)pooled_setting(p, "hshare.top")};
+                s->window =
+                        (struct kvd_window){(uint32_t)pooled_setting(p, "hshare.sinks"),
+                                            (uint32_t)MAX(pooled_setting(p, "hshare.recent"), 1),
+                                            (uint32_t)pooled_setting(p, "hshare.top")};
                 s->every = (uint32_t)lrint(1 / MAX(pooled_setting(p, "hshare.query_ratio"), 1e-6));
                 s->dense = (uint32_t)MIN(pooled_setting(p, "hshare.dense_layers"), p->setup.layers);
         }
@@ -241,8 +244,9 @@ static void score_rotated(struct pooled *p, uint32_t layer, uint32_t head, const
         const struct selection *s = p->selection;
         const uint8_t *labels = labels_of(p, layer, head);
         struct desk *d = s->desks + head;
-        const struct kvd_attention a = {
-                .ops = p->setup.ops, .dim = s->dim, .rotations = p->rotations};
+        const struct kvd_attention a = {.ops = p->setup.ops,
+                                        .dim = s->dim,
+                                        .rotations = p->rotations};
         uint32_t ready = 0;
 
         for (uint32_t i = 0; i < s->labelled; i++) {

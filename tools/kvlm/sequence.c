@@ -90,8 +90,12 @@ static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, ui
 
         if (!s)
                 return refuse(-ENOMEM, "out of memory");
-        *s = (struct sequence){.cache = c, .n_tokens = n_tokens, .capacity = capacity, .alone = true,
-                               .n_public = UINT32_MAX, .room = (uint32_t)room};
+        *s = (struct sequence){.cache = c,
+                               .n_tokens = n_tokens,
+                               .capacity = capacity,
+                               .alone = true,
+                               .n_public = UINT32_MAX,
+                               .room = (uint32_t)room};
         s->tokens = calloc(MAX(capacity, 1), sizeof *s->tokens);
         s->blocks = calloc(room, sizeof *s->blocks);
         s->pool = calloc(room, sizeof *s->pool);

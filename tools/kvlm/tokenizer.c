@@ -154,7 +154,8 @@ static void add_piece(struct tokenizer *t, uint32_t id) {
 
                 edge = find_edge(t, node, byte);
                 if (!edge->from)
-                        *edge = (struct edge){((uint64_t)node << 8 | byte) + 1, (uint32_t)++t->n_edges, 0};
+                        *edge = (struct edge){((uint64_t)node << 8 | byte) + 1,
+                                              (uint32_t)++t->n_edges, 0};
         }
         if (edge && !edge->id) /* of equal pieces, the first one wins */
                 edge->id = id;

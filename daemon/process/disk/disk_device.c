@@ -27,8 +27,8 @@ struct device {
         bool ring_is_there;
         struct io_uring ring;
         uint32_t in_ring;
-        uint64_t held;                    /* bytes of I/Os in the ring that are not submitted yet */
-        uint8_t *known;                   /* memory registered with the ring; NULL: none */
+        uint64_t held;  /* bytes of I/Os in the ring that are not submitted yet */
+        uint8_t *known; /* memory registered with the ring; NULL: none */
         uint64_t known_bytes;
         struct disk_io *done[DISK_DEPTH]; /* by calls, without the ring */
         uint32_t n_done;
@@ -117,7 +117,7 @@ static void take_one(struct device *d, struct io_uring_cqe *cqe, struct disk_io 
         int n = sys->completion(cqe->res);
         bool writes = io->error;
 
-        io->error = n == (int)io->bytes                           ? 0 :
+        io->error = n == (int)io->bytes                         ? 0 :
                     n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fd, io, writes) :
                                                                   -errno;
         io_uring_cqe_seen(&d->ring, cqe);

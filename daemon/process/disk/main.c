@@ -32,7 +32,7 @@ struct disk_process {
         struct volume volume;
         alignas(DISK_SECTOR) uint8_t copies[FILE_COPIES * DISK_SECTOR];
         struct file_super super; /* aligned copy of the one received */
-        bool filled;           /* the file has its full size */
+        bool filled;             /* the file has its full size */
         struct kvd_disk_found found[KVD_DISK_FOUND];
         struct kvd_disk_item wire[KVD_DISK_ITEMS]; /* aligned copies of those received */
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -113,8 +113,7 @@ static int answer_super(const struct kvd_msg_disk_super *m,
         if (m->super.size != sizeof process.super)
                 return -EPROTO;
         memcpy(&process.super, m->super.data, m->super.size);
-        r = process.filled ? 0 :
-                             device_fill(process.fd, process.volume.disk->bytes, &reply->done);
+        r = process.filled ? 0 : device_fill(process.fd, process.volume.disk->bytes, &reply->done);
         reply->more = r > 0;
         process.filled = r == 0;
         return r ? MIN(r, 0) : volume_tell(&process.volume, &process.super);
@@ -138,10 +137,9 @@ static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint6
                 if (item[i].label.n_tokens > KVD_MAX_BLOCK_TOKENS ||
                     (used + item[i].label.n_tokens) * sizeof(uint32_t) > tokens.size)
                         return -EPROTO;
-                process.items[i] = (struct volume_item){
-                        .place = item[i].place,
-                        .label = &item[i].label,
-                        .tokens = process.tokens + used};
+                process.items[i] = (struct volume_item){.place = item[i].place,
+                                                        .label = &item[i].label,
+                                                        .tokens = process.tokens + used};
         }
         for (uint32_t i = 0; i < n; i++) {
                 bool there = item[i].file < fds->n && item[i].offset <= UINT64_MAX - bytes &&
@@ -170,9 +168,10 @@ static void erase_broken(uint32_t n) {
 static struct kvd_slice checksums_of(struct kvd_slice items) {
         uint32_t n = MIN(items.size / (uint32_t)sizeof(struct kvd_disk_item), KVD_DISK_ITEMS);
 
-        return (struct kvd_slice){process.checksums, process.wants_checksums ?
-                                                             n * (uint32_t)sizeof *process.checksums :
-                                                             0};
+        return (struct kvd_slice){process.checksums,
+                                  process.wants_checksums ?
+                                          n * (uint32_t)sizeof *process.checksums :
+                                          0};
 }
 
 static int broken(void) {
@@ -205,8 +204,8 @@ static int answer_scan(const struct kvd_msg_disk_scan *m, struct kvd_msg_disk_sc
         if (n < 0)
                 return n;
         reply->slot_bytes = process.volume.slot_bytes[m->extent];
-        reply->found = (struct kvd_slice){process.found, (uint32_t)n *
-                                                                 (uint32_t)sizeof *process.found};
+        reply->found = (struct kvd_slice){process.found,
+                                          (uint32_t)n * (uint32_t)sizeof *process.found};
         return 0;
 }
 
@@ -216,10 +215,8 @@ static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg
         if (!process.device)
                 return -EPROTO;
         switch (q->number) {
-        case KVD_MSG_disk_scan:
-                return answer_scan(&q->disk_scan, &reply->disk_scan_reply);
-        case KVD_MSG_disk_super:
-                return answer_super(&q->disk_super, &reply->disk_super_reply);
+        case KVD_MSG_disk_scan: return answer_scan(&q->disk_scan, &reply->disk_scan_reply);
+        case KVD_MSG_disk_super: return answer_super(&q->disk_super, &reply->disk_super_reply);
         case KVD_MSG_disk_read:
                 process.wants_checksums = q->disk_read.checksums;
                 reply->disk_read_reply.checksums = checksums_of(q->disk_read.items);
@@ -230,8 +227,7 @@ static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg
                 return move_blocks(q->disk_write.items, q->disk_write.tokens,
                                    q->disk_write.block_bytes, fds, true,
                                    &reply->disk_write_reply.errors);
-        default:
-                return -EPROTO;
+        default: return -EPROTO;
         }
 }
 

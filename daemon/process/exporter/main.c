@@ -37,7 +37,7 @@ static int check(cu_result error, const char *what) {
         if (error == CU_OK)
                 return 0;
         return kvd_refuse(&exporter.why, kvd_cuda_errno(error), "%s: %s", what,
-                      kvd_cuda_why(exporter.device.cuda, error, text, sizeof text));
+                          kvd_cuda_why(exporter.device.cuda, error, text, sizeof text));
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

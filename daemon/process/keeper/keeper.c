@@ -52,16 +52,16 @@ struct keeper {
         struct notify above; /* owned: the keeper's own service manager, if it has one */
         struct pollfd signals;
 
-        pid_t pid;           /* 0: none runs */
-        bool was_ready;      /* some kvd was ready */
-        bool ending, again;  /* the keeper ends with this kvd; this kvd is being restarted */
-        uint64_t ready_ns;   /* when this kvd became ready; 0: not yet */
-        uint64_t start_ns;   /* if pid is 0: when the next one is started */
-        unsigned failures;   /* in a row; failed_starts: in a row before it was ready */
+        pid_t pid;          /* 0: none runs */
+        bool was_ready;     /* some kvd was ready */
+        bool ending, again; /* the keeper ends with this kvd; this kvd is being restarted */
+        uint64_t ready_ns;  /* when this kvd became ready; 0: not yet */
+        uint64_t start_ns;  /* if pid is 0: when the next one is started */
+        unsigned failures;  /* in a row; failed_starts: in a row before it was ready */
         unsigned failed_starts;
-        uint64_t oom_kills;  /* kernel's count of out-of-memory kills when this kvd was started */
-        unsigned starved;    /* out-of-memory kills in a row */
-        int status;          /* the keeper's exit status; -1: not ended */
+        uint64_t oom_kills; /* kernel's count of out-of-memory kills when this kvd was started */
+        unsigned starved;   /* out-of-memory kills in a row */
+        int status;         /* the keeper's exit status; -1: not ended */
 };
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -140,9 +140,10 @@ static void shed_if_starved(struct keeper *k, int status) {
         k->starved = late ? 1 : k->starved + 1;
         if (k->starved < KILLS_TO_LET_GO || k->kept.n <= 1)
                 return;
-        log_warning("the kernel killed kvd %u times for lack of memory: the next one starts with an "
-                    "empty cache; set pool below the available memory, or raise the cgroup's limit",
-                    k->starved);
+        log_warning(
+                "the kernel killed kvd %u times for lack of memory: the next one starts with an "
+                "empty cache; set pool below the available memory, or raise the cgroup's limit",
+                k->starved);
         k->starved = 0;
         kept_cut(&k->kept, 1);
 }
@@ -155,7 +156,8 @@ static void start_later(struct keeper *k) {
         k->start_ns = sys_now_ns() + pause_ns(k->failures);
         if (k->failed_starts == STARTS_TO_LET_GO && k->kept.n > 1) {
                 log_warning("kvd died %u times before it was ready: the next one starts with an "
-                            "empty cache", k->failed_starts);
+                            "empty cache",
+                            k->failed_starts);
                 kept_cut(&k->kept, 1);
         }
 }
@@ -350,8 +352,12 @@ static void clear(struct keeper *k) {
 }
 
 int keeper_run(const char *program, char **arguments, int listen_fd, int ready_fd) {
-        struct keeper k = {.program = program, .arguments = arguments, .ready_fd = -1,
-                           .box = MAILBOX_CLOSED, .signals = {-1, POLLIN, 0}, .status = -1};
+        struct keeper k = {.program = program,
+                           .arguments = arguments,
+                           .ready_fd = -1,
+                           .box = MAILBOX_CLOSED,
+                           .signals = {-1, POLLIN, 0},
+                           .status = -1};
         int r = prepare(&k, listen_fd, ready_fd);
 
         if (r < 0) {

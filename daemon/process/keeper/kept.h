@@ -13,7 +13,7 @@
 struct kept {
         char (*names)[KEPT_NAME_MAX + 1]; /* owned; names[i] belongs to descriptor KEPT_FIRST + i */
         uint32_t n, max;
-        size_t bytes;                     /* size of the names, with a colon each */
+        size_t bytes; /* size of the names, with a colon each */
 };
 
 /* Closes all descriptors from KEPT_FIRST on. RLIMIT_NOFILE limits how many are kept. */

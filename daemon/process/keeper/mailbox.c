@@ -59,8 +59,7 @@ static int open_in_folder(struct mailbox *box) {
         if (r < 0)
                 return r;
         box->fd = sys->socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (box->fd < 0 ||
-            sys->setsockopt(box->fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0 ||
+        if (box->fd < 0 || sys->setsockopt(box->fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0 ||
             sys->bind(box->fd, kvd_address_of(&address), address.size) < 0)
                 return -errno;
         return 0;
@@ -106,7 +105,9 @@ static ssize_t receive(int fd, char *text, struct brought *brought, int *flags) 
                 char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
         } control;
         struct iovec piece = {text, MAIL_MAX - 1};
-        struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control,
+        struct msghdr m = {.msg_iov = &piece,
+                           .msg_iovlen = 1,
+                           .msg_control = &control,
                            .msg_controllen = sizeof control};
         ssize_t n = sys->recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 

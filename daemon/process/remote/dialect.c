@@ -23,8 +23,9 @@ int dialect_check(const struct dialect_config *config, struct kvd_why *why) {
         const struct dialect *dialect = dialect_of(config->servers);
 
         if (!dialect)
-                return kvd_refuse(why, -EINVAL,
-                                  "remote '%.*s' must begin with redis://, rediss:// or mooncake://",
-                                  (int)strcspn(config->servers, "@"), config->servers);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "remote '%.*s' must begin with redis://, rediss:// or mooncake://",
+                        (int)strcspn(config->servers, "@"), config->servers);
         return dialect->check(config, why);
 }

@@ -25,20 +25,20 @@
         "remote_ca, remote_certificate and remote_certificate_key are for rediss:// servers"
 
 struct dialect_config {
-        const char *servers;    /* "scheme://..." */
-        const char *password;   /* "": none */
-        struct tls_files files; /* Redis: for TLS */
+        const char *servers;                      /* "scheme://..." */
+        const char *password;                     /* "": none */
+        struct tls_files files;                   /* Redis: for TLS */
         const char *library, *metadata, *devices; /* Mooncake (kvd.conf(5)) */
-        uint64_t timeout_ns;    /* after which a silent server is away */
+        uint64_t timeout_ns;                      /* after which a silent server is away */
 };
 
 /* Items of one request. Each item whose error is -EINPROGRESS is requested, and its error set. */
 struct records {
         uint32_t n;
-        int32_t *errors;        /* 0, -ENOENT, -EBADMSG (invalid record), or another errno */
+        int32_t *errors; /* 0, -ENOENT, -EBADMSG (invalid record), or another errno */
         void (*key)(uint32_t item, char ret[static RECORD_KEY]);
-        uint64_t most;          /* maximum bytes of a valid record */
-        uint64_t (*bytes)(uint32_t item);                               /* put: of its record */
+        uint64_t most;                    /* maximum bytes of a valid record */
+        uint64_t (*bytes)(uint32_t item); /* put: of its record */
         int (*take)(uint32_t item, const uint8_t *record, size_t size); /* get; returns its error */
         bool (*make)(uint32_t item, uint8_t *to); /* put; false: no memory or no random numbers */
 };

@@ -121,7 +121,8 @@ _printf_(2, 3) static void fail(struct link *link, const char *why, ...) {
 void link_late(struct link *link, uint64_t ns) {
         static const char *const texts[] = {[LINK_RESOLVING] = "its name was not looked up",
                                             [LINK_CONNECTING] = "it did not answer",
-                                            [LINK_SHAKING] = "it did not continue the TLS handshake",
+                                            [LINK_SHAKING] =
+                                                    "it did not continue the TLS handshake",
                                             [LINK_UP] = "it did not answer"};
 
         link->slow_name |= link->state == LINK_RESOLVING;
@@ -172,7 +173,8 @@ static void begin_lookup(struct link *link) {
         link->wire = (struct wire){.fd = -1, .since_ns = sys_now_ns()};
         resolve(link);
         if (link->state == LINK_RESOLVING && link->slow_name)
-                link_end(link, "its name is still being looked up: a name server is slow or silent");
+                link_end(link,
+                         "its name is still being looked up: a name server is slow or silent");
 }
 
 void link_begin(struct link *link, struct ssl_ctx_st *tls) {
@@ -356,8 +358,7 @@ bool link_move(struct link *link, short revents, uint64_t most) {
         return link->state == LINK_UP && wire_holds(&link->wire);
 }
 
-bool link_reply(struct link *link, uint64_t most, struct resp *ret, uint32_t *whose,
-                size_t *used) {
+bool link_reply(struct link *link, uint64_t most, struct resp *ret, uint32_t *whose, size_t *used) {
         int r = link->state == LINK_UP ? resp_take_whole(link->in, link->in_n, most, ret, used) : 0;
 
         if (r < 0 || (r == 1 && !link->n) || (r == 0 && link->in && link->in_n == link->in_size))

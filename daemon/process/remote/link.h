@@ -31,18 +31,18 @@ enum link_state { LINK_AWAY, LINK_RESOLVING, LINK_CONNECTING, LINK_SHAKING, LINK
 struct link {
         char host[LINK_HOST]; /* "": this link is unused */
         uint16_t port;
-        bool seed, mapped;    /* listed in the configuration; has slots */
+        bool seed, mapped; /* listed in the configuration; has slots */
         enum link_state state;
         struct ssl_ctx_st *tls;     /* NULL: no TLS */
         struct lookup *lookup;      /* RESOLVING */
         bool slow_name;             /* its last lookup timed out: do not wait for the next one */
         struct addresses addresses; /* of host; tried in this order */
         uint32_t at;                /* index of the current address */
-        struct wire wire;     /* unless AWAY; RESOLVING: without a socket */
-        uint8_t *out, *in;    /* owned */
+        struct wire wire;           /* unless AWAY; RESOLVING: without a socket */
+        uint8_t *out, *in;          /* owned */
         size_t out_n, out_at, out_size, in_n, in_size;
         uint32_t awaited[LINK_REPLIES], first, n; /* ring: items whose replies are awaited */
-        struct kvd_why why;   /* it is away, or addresses did not answer; empty if UP */
+        struct kvd_why why; /* it is away, or addresses did not answer; empty if UP */
 };
 
 /* Begins to connect. A name is looked up first. Does not block. tls: as for wire_begin. */
@@ -64,7 +64,7 @@ bool link_await(struct link *link, uint32_t whose);
 
 /* Descriptor and events for poll. */
 int link_fd(const struct link *link);
-short link_wants(const struct link *link);            /* POLLIN, POLLOUT; unless AWAY */
+short link_wants(const struct link *link); /* POLLIN, POLLOUT; unless AWAY */
 /*
  * Sends and receives without blocking. most: maximum bytes of a string in a reply. True: take the
  * replies and call it again without poll. Either more bytes have been received already, or the link

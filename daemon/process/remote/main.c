@@ -23,13 +23,13 @@
 
 struct remote_process {
         const struct dialect *dialect; /* of the servers; NULL: before remote_open */
-        bool stale; /* as in struct dialect_state */
+        bool stale;                    /* as in struct dialect_state */
         uint8_t secret[KVD_REMOTE_KEY];
         char tenant[KVD_NAME_MAX + 1];
         struct sealed_keys keys; /* of the request's tenant and content */
         uint64_t block_bytes;
 
-        uint32_t n;              /* items of the request */
+        uint32_t n;                                     /* items of the request */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS]; /* aligned copies from the request */
         uint32_t tokens[MOST_TOKENS];
         const uint32_t *tokens_of[KVD_REMOTE_ITEMS];
@@ -254,8 +254,8 @@ static int answer_remote_find(const struct kvd_msg_remote_find *m,
         reply->refused = count_refused(n);
         while (found < n && process.errors[found] == 0)
                 found++;
-        reply->names = (struct kvd_slice){process.names, (found + 1) *
-                                                                 (uint32_t)sizeof *process.names};
+        reply->names = (struct kvd_slice){process.names,
+                                          (found + 1) * (uint32_t)sizeof *process.names};
         return 0;
 }
 
@@ -276,16 +276,16 @@ static int answer_remote_open(const struct kvd_msg_remote_open *m, const struct 
                 library[KVD_MOST_remote_open_library + 1],
                 metadata[KVD_MOST_remote_open_metadata + 1],
                 devices[KVD_MOST_remote_open_devices + 1];
-        struct dialect_config config = {
-                .servers = kvd_slice_copy(m->servers, servers, sizeof servers),
-                .password = kvd_slice_copy(m->password, password, sizeof password),
-                .files = {.ca = file_of(fds, m->ca),
-                          .certificate = file_of(fds, m->certificate),
-                          .key = file_of(fds, m->certificate_key)},
-                .library = kvd_slice_copy(m->library, library, sizeof library),
-                .metadata = kvd_slice_copy(m->metadata, metadata, sizeof metadata),
-                .devices = kvd_slice_copy(m->devices, devices, sizeof devices),
-                .timeout_ns = m->timeout_ms * UINT64_C(1000000)};
+        struct dialect_config config =
+                {.servers = kvd_slice_copy(m->servers, servers, sizeof servers),
+                 .password = kvd_slice_copy(m->password, password, sizeof password),
+                 .files = {.ca = file_of(fds, m->ca),
+                           .certificate = file_of(fds, m->certificate),
+                           .key = file_of(fds, m->certificate_key)},
+                 .library = kvd_slice_copy(m->library, library, sizeof library),
+                 .metadata = kvd_slice_copy(m->metadata, metadata, sizeof metadata),
+                 .devices = kvd_slice_copy(m->devices, devices, sizeof devices),
+                 .timeout_ns = m->timeout_ms * UINT64_C(1000000)};
 
         if (m->secret.size != sizeof process.secret)
                 return -EPROTO;
@@ -295,8 +295,7 @@ static int answer_remote_open(const struct kvd_msg_remote_open *m, const struct 
 }
 
 static struct kvd_slice errors_slice(void) {
-        return (struct kvd_slice){process.errors,
-                                  process.n * (uint32_t)sizeof *process.errors};
+        return (struct kvd_slice){process.errors, process.n * (uint32_t)sizeof *process.errors};
 }
 
 static struct kvd_slice checksums_slice(void) {
@@ -353,8 +352,7 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
                                                 process.n * (uint32_t)sizeof *process.names};
                 put->why = state_of_servers(&put->servers, &put->away, &put->refusal);
                 return r;
-        default:
-                return -EPROTO;
+        default: return -EPROTO;
         }
 }
 

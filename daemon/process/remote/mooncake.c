@@ -34,7 +34,7 @@
 #define HOPELESS 20u                  /* timeouts after which the process gives up on a call */
 #define LINE 64u                      /* bytes, alignment of records */
 #define MIB (UINT64_C(1) << 20)
-#define LOCAL_BUFFER (32 * MIB)       /* bytes; the library reads objects on disks through it */
+#define LOCAL_BUFFER (32 * MIB) /* bytes; the library reads objects on disks through it */
 
 enum what { SETUP, MAKE_ROOM, LOOK, GET, PUT };
 static const char *const what_text[] = {"setup", "register_buffer", "batch_is_exist",
@@ -52,10 +52,10 @@ static struct mooncake {
         /* Owned by the thread while a call is under way. */
         enum what what;
         uint64_t since_ns;
-        void *store;        /* NULL: not set up */
-        uint8_t *memory;    /* owned, registered; NULL: none yet */
+        void *store;     /* NULL: not set up */
+        uint8_t *memory; /* owned, registered; NULL: none yet */
         size_t bytes, wanted;
-        int r;              /* result of the call as a whole */
+        int r; /* result of the call as a whole */
         uint32_t n;
         uint32_t items[KVD_REMOTE_FOUND]; /* index of each item in the records */
         char keys[KVD_REMOTE_FOUND][RECORD_KEY];
@@ -146,12 +146,8 @@ static int make_room(void) {
 
 static void call(void *data) {
         switch (moon.what) {
-        case SETUP:
-                moon.r = set_up();
-                break;
-        case MAKE_ROOM:
-                moon.r = make_room();
-                break;
+        case SETUP: moon.r = set_up(); break;
+        case MAKE_ROOM: moon.r = make_room(); break;
         case LOOK:
                 moon.r = moon.library.batch_is_exist(moon.store, moon.key_at, moon.n, moon.results);
                 break;
@@ -229,16 +225,12 @@ static int error_of(int64_t r) {
         case MOONCAKE_OBJECT_NOT_FOUND:
         case MOONCAKE_LEASE_EXPIRED:
         case MOONCAKE_REPLICA_NOT_FOUND:
-        case MOONCAKE_REPLICA_IS_GONE:
-                return -ENOENT;
+        case MOONCAKE_REPLICA_IS_GONE: return -ENOENT;
         case MOONCAKE_SEGMENT_NOT_FOUND:
-        case MOONCAKE_NO_AVAILABLE_HANDLE:
-                return -ENOSPC;
+        case MOONCAKE_NO_AVAILABLE_HANDLE: return -ENOSPC;
         case MOONCAKE_INVALID_PARAMS:
-        case MOONCAKE_CHECKSUM_MISMATCH:
-                return -EBADMSG;
-        default:
-                return is_away(r) ? -EHOSTUNREACH : -EREMOTEIO;
+        case MOONCAKE_CHECKSUM_MISMATCH: return -EBADMSG;
+        default: return is_away(r) ? -EHOSTUNREACH : -EREMOTEIO;
         }
 }
 
@@ -322,8 +314,7 @@ static int take_get(const struct records *records, uint32_t i) {
 }
 
 static void get(const struct records *records) {
-        if (gather(records) && lay_out(records, GET) &&
-            make_call(GET, time_for(bytes_to_move())))
+        if (gather(records) && lay_out(records, GET) && make_call(GET, time_for(bytes_to_move())))
                 take_results(records, take_get);
         fail_all(records, -EHOSTUNREACH);
 }

@@ -25,8 +25,7 @@
         CALL(int, register_buffer, (void *store, void *buffer, size_t size)) \
         CALL(int, unregister_buffer, (void *store, void *buffer)) \
         /* results: 1 (stored), 0 (not stored), or a negative error */ \
-        CALL(int, batch_is_exist, \
-             (void *store, const char **keys, size_t count, int *results)) \
+        CALL(int, batch_is_exist, (void *store, const char **keys, size_t count, int *results)) \
         /* results: 0, also if the object exists, or a negative error */ \
         CALL(int, batch_put_from, \
              (void *store, const char **keys, void **buffers, const size_t *sizes, size_t count, \
@@ -44,13 +43,13 @@ enum {
         MOONCAKE_INVALID_PARAMS = -600,      /* get: larger than the buffer */
         MOONCAKE_REPLICA_IS_NOT_READY = -703,
         MOONCAKE_OBJECT_NOT_FOUND = -704,
-        MOONCAKE_LEASE_EXPIRED = -707,       /* perhaps evicted while it was read */
+        MOONCAKE_LEASE_EXPIRED = -707, /* perhaps evicted while it was read */
         MOONCAKE_REPLICA_NOT_FOUND = -710,
         MOONCAKE_REPLICA_IS_GONE = -712,
         MOONCAKE_TRANSFER_FAIL = -800,
         MOONCAKE_CHECKSUM_MISMATCH = -801,
-        MOONCAKE_RPC_FAIL = -900,            /* from here on: the master does not answer, */
-        MOONCAKE_LAST_HA_ERROR = -1099,      /* to here: or there is no master now */
+        MOONCAKE_RPC_FAIL = -900,       /* from here on: the master does not answer, */
+        MOONCAKE_LAST_HA_ERROR = -1099, /* to here: or there is no master now */
 };
 
 struct mooncake_library {

@@ -23,9 +23,9 @@
 #define HOST 128u
 
 static struct lookup {
-        bool used;              /* a link waits for it */
-        struct caller *caller;  /* NULL: no thread yet */
-        int ended;              /* an eventfd */
+        bool used;                /* a link waits for it */
+        struct caller *caller;    /* NULL: no thread yet */
+        int ended;                /* an eventfd */
         char host[HOST], port[8]; /* "": no call under way, and no result */
 
         /* Owned by the thread while a call is under way. */

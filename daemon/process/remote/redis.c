@@ -151,11 +151,12 @@ static int check(const struct dialect_config *config, struct kvd_why *why) {
         int r;
 
         if (config->library[0] || config->metadata[0] || config->devices[0])
-                return kvd_refuse(why, -EINVAL,
-                                  "remote_library, remote_metadata and remote_devices are for mooncake:// servers");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "remote_library, remote_metadata and remote_devices are for mooncake:// servers");
         some = sys->calloc(1, sizeof *some);
         r = some ? servers_parse(some, config->servers, why) :
-                       kvd_refuse(why, -ENOMEM, "out of memory for the remote tier");
+                   kvd_refuse(why, -ENOMEM, "out of memory for the remote tier");
         if (r == 0)
                 r = check_tls(config, some->wants_tls, why);
         free(some);
@@ -183,7 +184,8 @@ static void state(struct dialect_state *ret) {
         ret->stale = servers.stale;
 }
 
-const struct dialect dialect_redis = {.schemes = (const char *const[]){"redis://", "rediss://", NULL},
+const struct dialect dialect_redis = {.schemes = (const char *const[]){"redis://", "rediss://",
+                                                                       NULL},
                                       .check = check,
                                       .open = open_all,
                                       .look = look,

@@ -20,7 +20,7 @@ struct resp {
         enum resp_type type;
         const uint8_t *text; /* TEXT, ERROR, BULK: not terminated */
         size_t size;
-        int64_t number;      /* NUMBER; ARRAY: number of members, which follow */
+        int64_t number; /* NUMBER; ARRAY: number of members, which follow */
 };
 
 /*

@@ -117,7 +117,8 @@ static EVP_CIPHER_CTX *begin(const struct sealed_keys *keys, struct kvd_key name
         int n;
 
         hmac(keys->records, &name, sizeof name, key);
-        if (context && EVP_CipherInit_ex(context, EVP_aes_256_gcm(), NULL, key, mark->nonce, seals) &&
+        if (context &&
+            EVP_CipherInit_ex(context, EVP_aes_256_gcm(), NULL, key, mark->nonce, seals) &&
             EVP_CipherUpdate(context, NULL, &n, (const uint8_t *)mark, AUTHENTICATED) &&
             EVP_CipherUpdate(context, NULL, &n, (const uint8_t *)&name, sizeof name))
                 return context;

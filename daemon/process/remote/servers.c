@@ -17,10 +17,10 @@
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
-#define PATIENCE 20u          /* maximum number of timeouts that a request may take */
-#define NOBODY UINT32_MAX     /* instead of an item: the reply to ASKING */
-#define OURS (UINT32_MAX - 1) /* instead of an item: the reply to AUTH */
-#define SENT_ON 3u            /* maximum number of redirections of an item */
+#define PATIENCE 20u                  /* maximum number of timeouts that a request may take */
+#define NOBODY UINT32_MAX             /* instead of an item: the reply to ASKING */
+#define OURS (UINT32_MAX - 1)         /* instead of an item: the reply to AUTH */
+#define SENT_ON 3u                    /* maximum number of redirections of an item */
 #define MAP_BYTES (UINT64_C(1) << 20) /* maximum bytes of a list of slots */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -60,18 +60,18 @@ static struct link *link_of(struct servers *s, const char *text, size_t n, uint1
                 if (rest == colon + 1 || *rest)
                         return NULL;
         }
-        return copy[0] && port && port <= UINT16_MAX ?
-                       find_link(s, copy, (uint16_t)port, enter) :
-                       NULL;
+        return copy[0] && port && port <= UINT16_MAX ? find_link(s, copy, (uint16_t)port, enter) :
+                                                       NULL;
 }
 
 static int parse_one(struct servers *s, const char *text, size_t n, struct kvd_why *why) {
         struct link *link = link_of(s, text, n, 6379, true);
 
         if (!link)
-                return kvd_refuse(why, -EINVAL,
-                                  "'%.*s' is not a server; write %s://host:port,host:port..., at most %u",
-                                  (int)n, text, s->wants_tls ? "rediss" : "redis", SERVERS);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%.*s' is not a server; write %s://host:port,host:port..., at most %u",
+                        (int)n, text, s->wants_tls ? "rediss" : "redis", SERVERS);
         link->seed = true;
         return 0;
 }
@@ -83,8 +83,9 @@ int servers_parse(struct servers *s, const char *text, struct kvd_why *why) {
 
         s->wants_tls = strncmp(text, "rediss:", 7) == 0;
         if (strchr(at, '@'))
-                return kvd_refuse(why, -EINVAL,
-                                  "remote must not contain users or passwords; write them to the file of remote_password");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "remote must not contain users or passwords; write them to the file of remote_password");
         for (size_t n; r == 0; at += n + 1) {
                 n = strcspn(at, ",");
                 r = parse_one(s, at, n, why);
@@ -272,8 +273,9 @@ static void move(struct talk *talk, struct link *link, short revents) {
 
                 more = link_move(link, revents, talk->most);
                 if (!was_up && link->state == LINK_UP && !gets_password(talk->servers, link))
-                        link_end(link,
-                                 "it is not listed in remote, so it gets no password: list it there");
+                        link_end(
+                                link,
+                                "it is not listed in remote, so it gets no password: list it there");
                 take_replies(talk, link);
                 revents = POLLIN | POLLOUT;
         } while (more);
@@ -321,8 +323,10 @@ static void answer_ping(struct talk *talk, uint32_t item, const struct resp *rep
 
 /* Servers that do not answer are away then. named: configured servers; otherwise the others. */
 static void greet(struct servers *s, bool named) {
-        struct talk talk = {
-                .servers = s, .most = MAP_BYTES, .ask = ask_ping, .answer = answer_ping};
+        struct talk talk = {.servers = s,
+                            .most = MAP_BYTES,
+                            .ask = ask_ping,
+                            .answer = answer_ping};
 
         for (uint32_t i = 0; i < SERVERS; i++) {
                 if (!s->links[i].host[0] || s->links[i].seed != named)
@@ -431,8 +435,10 @@ static void answer_slots(struct talk *talk, uint32_t item, const struct resp *re
 
 /* Asks one server. False: no server is up. */
 static bool ask_for_slots(struct servers *s) {
-        struct talk talk = {
-                .servers = s, .most = MAP_BYTES, .ask = ask_slots, .answer = answer_slots};
+        struct talk talk = {.servers = s,
+                            .most = MAP_BYTES,
+                            .ask = ask_slots,
+                            .answer = answer_slots};
 
         for (uint32_t i = 0; i < SERVERS; i++) {
                 if (s->links[i].state != LINK_UP)

@@ -24,26 +24,26 @@
 struct servers {
         struct link links[SERVERS];
         char user[REMOTE_PASSWORD], password[REMOTE_PASSWORD]; /* "": none */
-        uint8_t slots[SLOTS];  /* 1 + index of the link that has the slot; 0 if none */
+        uint8_t slots[SLOTS];   /* 1 + index of the link that has the slot; 0 if none */
         struct ssl_ctx_st *tls; /* owned, for all links; NULL: no TLS */
         uint64_t timeout_ns;
-        bool wants_tls;        /* configured as rediss:// */
+        bool wants_tls; /* configured as rediss:// */
         bool cluster;
-        bool stale;            /* slots have moved, or a server is unknown: read the slots */
-        struct kvd_why why;    /* servers_why */
+        bool stale;             /* slots have moved, or a server is unknown: read the slots */
+        struct kvd_why why;     /* servers_why */
         struct kvd_why refusal; /* talk_refused */
 };
 
 /* One request to many servers at once. Each item is asked for, and answered once. */
 struct talk {
         struct servers *servers;
-        uint64_t most;                 /* maximum bytes of a string in a reply */
+        uint64_t most; /* maximum bytes of a string in a reply */
         /* appends the item's command; false: out of memory */
         bool (*ask)(struct talk *talk, uint32_t item, struct link *link);
         /* reply: NULL if none came */
         void (*answer)(struct talk *talk, uint32_t item, const struct resp *reply);
-        const struct link *from;       /* link whose replies are being handled */
-        uint8_t sent_on[TALK_ITEMS];   /* number of redirections of each item */
+        const struct link *from;     /* link whose replies are being handled */
+        uint8_t sent_on[TALK_ITEMS]; /* number of redirections of each item */
 };
 
 /* "redis://host[:port][,host[:port]...]", or rediss://. The caller has checked the scheme. */
@@ -54,7 +54,7 @@ void servers_password(struct servers *s, const char *text);
 /* Connects to servers that are away, and asks which server has which slots. */
 void servers_open(struct servers *s);
 uint32_t servers_away(const struct servers *s, uint32_t *n); /* *n: number of servers */
-const char *servers_why(struct servers *s); /* error of a server that is away */
+const char *servers_why(struct servers *s);                  /* error of a server that is away */
 
 uint32_t servers_slot(const char *key);
 

@@ -51,7 +51,7 @@ static int refuse_file(struct kvd_why *why, const char *setting, const char *wha
 struct contents {
         char *data; /* owned, perhaps secret */
         size_t n;
-        BIO *pem;   /* owned, over data */
+        BIO *pem; /* owned, over data */
 };
 
 static void contents_clear(struct contents *c) {
@@ -151,8 +151,7 @@ static int prove_with_key(SSL_CTX *context, int fd, struct kvd_why *why) {
         key = PEM_read_bio_PrivateKey(c.pem, NULL, no_passphrase, NULL);
         if (!key)
                 return refuse_file(why, setting, "no private key in PEM without a passphrase");
-        r = SSL_CTX_use_PrivateKey(context, key) == 1 &&
-                            SSL_CTX_check_private_key(context) == 1 ?
+        r = SSL_CTX_use_PrivateKey(context, key) == 1 && SSL_CTX_check_private_key(context) == 1 ?
                     0 :
                     refuse_file(why, setting, "it does not match remote_certificate");
         EVP_PKEY_free(key);
@@ -219,7 +218,8 @@ bool tls_is_for(struct ssl_st *ssl, const char *host) {
 
         if (!certificate)
                 return false;
-        return (is_address(host) ? X509_check_ip_asc(certificate, host, 0) :
-                                   X509_check_host(certificate, host, 0,
-                                                   X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS, NULL)) == 1;
+        return (is_address(host) ?
+                        X509_check_ip_asc(certificate, host, 0) :
+                        X509_check_host(certificate, host, 0, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS,
+                                        NULL)) == 1;
 }

@@ -106,19 +106,11 @@ static bool put_below(struct wire *w) {
 /* A call of TLS returned r: 0 and the event that it waits for, or a negative errno and why. */
 static int tls_waits(struct wire *w, int r, short *event, struct kvd_why *why) {
         switch (SSL_get_error(w->ssl, r)) {
-        case SSL_ERROR_WANT_READ:
-                *event = POLLIN;
-                return 0;
-        case SSL_ERROR_WANT_WRITE:
-                *event = POLLOUT;
-                return 0;
-        case SSL_ERROR_ZERO_RETURN:
-                w->error = ESHUTDOWN;
-                return socket_why(w, why);
-        case SSL_ERROR_SYSCALL:
-                return w->error ? socket_why(w, why) : tls_why(w->ssl, why);
-        default:
-                return tls_why(w->ssl, why);
+        case SSL_ERROR_WANT_READ: *event = POLLIN; return 0;
+        case SSL_ERROR_WANT_WRITE: *event = POLLOUT; return 0;
+        case SSL_ERROR_ZERO_RETURN: w->error = ESHUTDOWN; return socket_why(w, why);
+        case SSL_ERROR_SYSCALL: return w->error ? socket_why(w, why) : tls_why(w->ssl, why);
+        default: return tls_why(w->ssl, why);
         }
 }
 
@@ -155,8 +147,10 @@ static ssize_t tls_receive(struct wire *w, uint8_t *to, size_t n, struct kvd_why
 /* ---- with and without TLS -------------------------------------------------------------------- */
 
 int wire_begin(struct wire *w, int fd, struct ssl_ctx_st *tls, const char *host) {
-        *w = (struct wire){
-                .fd = fd, .sending = POLLOUT, .receiving = POLLIN, .since_ns = sys_now_ns()};
+        *w = (struct wire){.fd = fd,
+                           .sending = POLLOUT,
+                           .receiving = POLLIN,
+                           .since_ns = sys_now_ns()};
         if (!tls)
                 return 0;
         w->ssl = tls_new(tls, host);

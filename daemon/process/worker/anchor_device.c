@@ -38,16 +38,16 @@ static bool add_summary(struct device_anchor *a, uint32_t i) {
 static struct gpu_key_rows keys_of(const struct task *task) {
         const struct shape *s = &task->shape;
 
-        return (struct gpu_key_rows){
-                .blocks = {.base = task->space->device_base, .block_bytes = s->block_bytes},
-                .layer_stride = 2 * s->plane,
-                .head_stride = s->head_stride,
-                .token_stride = s->token_stride,
-                .layers = s->layers,
-                .heads = s->heads,
-                .dim = s->dim,
-                .per_block = s->tokens,
-                .number = s->type};
+        return (struct gpu_key_rows){.blocks = {.base = task->space->device_base,
+                                                .block_bytes = s->block_bytes},
+                                     .layer_stride = 2 * s->plane,
+                                     .head_stride = s->head_stride,
+                                     .token_stride = s->token_stride,
+                                     .layers = s->layers,
+                                     .heads = s->heads,
+                                     .dim = s->dim,
+                                     .per_block = s->tokens,
+                                     .number = s->type};
 }
 
 /*
@@ -95,8 +95,8 @@ int anchor_find(struct device_anchor *a, struct task *task) {
 void anchor_lay_out(struct device_anchor *a, cu_address *next) {
         const struct task *task = a->task;
 
-        a->keys.keys.blocks.ids = device_part(next, 2 * (uint64_t)task->job->n_items *
-                                                            sizeof *a->ids);
+        a->keys.keys.blocks.ids = device_part(next,
+                                              2 * (uint64_t)task->job->n_items * sizeof *a->ids);
         a->keys.sums = device_part(next, sums_bytes(&task->shape));
         a->keys.counts = device_part(next, counts_bytes(&task->shape));
         a->keys.scratch = device_part(next, scratch_bytes(a));

@@ -75,8 +75,9 @@ static int take(struct batches *b, uint32_t first, uint32_t half) {
         b->n = count(b, first);
         b->half = half;
         for (uint32_t i = 0; i < b->n; i++)
-                task->staged[first + i] =
-                        task_address(task, first + i) ? half_of(b, half) + i * bytes : NULL;
+                task->staged[first + i] = task_address(task, first + i) ?
+                                                  half_of(b, half) + i * bytes :
+                                                  NULL;
         if (device_reached(task->device, half) < 0)
                 return refused(b);
         if (b->access == TASK_WRITE && b->n) /* another domain's bytes may be there */

@@ -16,11 +16,11 @@
 struct device_packing {
         struct packing *p;
         struct device_anchor anchor;
-        uint32_t slots;          /* of all source blocks */
-        uint32_t most;           /* layers of a launch */
-        float *scores;           /* [layer of a launch][head][slot] */
-        uint32_t *index;         /* [layer of a launch][head][kept]: slots */
-        uint8_t *rooms;          /* [thread]: scores, scratch */
+        uint32_t slots;  /* of all source blocks */
+        uint32_t most;   /* layers of a launch */
+        float *scores;   /* [layer of a launch][head][slot] */
+        uint32_t *index; /* [layer of a launch][head][kept]: slots */
+        uint8_t *rooms;  /* [thread]: scores, scratch */
         cu_address next, d_scores, d_index;
 };
 

@@ -20,14 +20,14 @@ struct compare {
         struct kvd_memshare_shape shape;
         enum kvd_memshare_metric metric;
         double limit;
-        uint32_t half;            /* pairs of dimensions that are rotated; 0: no alignment */
-        double *frequencies;      /* [half] */
-        float *angles;            /* [thread]: cosine [half], sine [half] */
-        float *norms;             /* [item][layer][K, V] */
-        const uint8_t **blocks;   /* [item]; NULL: not compared */
-        struct candidate *steps;  /* candidates, best first */
+        uint32_t half;           /* pairs of dimensions that are rotated; 0: no alignment */
+        double *frequencies;     /* [half] */
+        float *angles;           /* [thread]: cosine [half], sine [half] */
+        float *norms;            /* [item][layer][K, V] */
+        const uint8_t **blocks;  /* [item]; NULL: not compared */
+        struct candidate *steps; /* candidates, best first */
         uint32_t n_steps;
-        struct kvd_match *found;  /* [item of step 0]; source is COMPARE_NONE if none matches */
+        struct kvd_match *found; /* [item of step 0]; source is COMPARE_NONE if none matches */
 };
 
 #define COMPARE_NONE UINT32_MAX

@@ -83,7 +83,8 @@ static int find_pairs(struct pairs *p, pair_namer *all) {
                 return -ENOMEM;
         for (uint32_t i = 0; i < task->job->n_items; i++)
                 p->ids[i] = task_address(task, i) && task->items[i].n_tokens == task->shape.tokens ?
-                                    kvd_ref_id(task->items[i].ref) : GPU_NO_BLOCK;
+                                    kvd_ref_id(task->items[i].ref) :
+                                    GPU_NO_BLOCK;
         all(p, count_pair);
         if (p->n > MOST_PAIRS)
                 return -ENOSYS;
@@ -158,11 +159,12 @@ typedef int launch_fn(const struct pairs *p, struct gpu *gpu, uint32_t first, ui
 
 static int launch_norms(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n) {
         const struct compare *c = p->c;
-        const struct gpu_memshare_keep a = {
-                .blocks = blocks_of(p, first),
-                .shape = shape_of(c),
-                .n = n,
-                .to = p->d_norms + (uint64_t)first * 2 * c->shape.layers * sizeof(float)};
+        const struct gpu_memshare_keep a = {.blocks = blocks_of(p, first),
+                                            .shape = shape_of(c),
+                                            .n = n,
+                                            .to = p->d_norms + (uint64_t)first * 2 *
+                                                                       c->shape.layers *
+                                                                       sizeof(float)};
 
         return gpu_memshare_norms(gpu, c->task->device->stream, &a);
 }

@@ -17,19 +17,18 @@ static uint64_t row_bytes(const struct config *c) {
 static int launch(const struct config *c, uint32_t n, uint32_t first, uint32_t end, uint32_t *to) {
         const struct task *task = c->task;
         struct worker_device *device = task->device;
-        const struct gpu_overlap a = {
-                .blocks = {task->space->device_base, task->shape.block_bytes, c->d_ids},
-                .pairs = c->d_pairs,
-                .to = c->d_both,
-                .n = n,
-                .first = first,
-                .end = end,
-                .words = c->words};
+        const struct gpu_overlap a = {.blocks = {task->space->device_base, task->shape.block_bytes,
+                                                 c->d_ids},
+                                      .pairs = c->d_pairs,
+                                      .to = c->d_both,
+                                      .n = n,
+                                      .first = first,
+                                      .end = end,
+                                      .words = c->words};
         int r = gpu_overlap(c->gpu, device->stream, &a);
 
         if (r == 0)
-                r = device_read(device, to, c->d_both,
-                                (uint64_t)n * (end - first) * sizeof *to);
+                r = device_read(device, to, c->d_both, (uint64_t)n * (end - first) * sizeof *to);
         if (device_finish(device) < 0)
                 return task_refuse(c->task, -EIO, "%s", device->why.line);
         return r < 0 ? task_refuse(c->task, r, "%s", c->gpu->why) : 0;

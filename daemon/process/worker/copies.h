@@ -14,9 +14,9 @@ struct task;
 struct worker_space;
 
 struct copy {
-        uint32_t place;        /* KVD_NOWHERE: this copy is skipped */
-        uint8_t *block;        /* put: source; get: destination; read: set to the copy's address */
-        uint64_t checksum;     /* XXH3-64. put: set; get, read: expected value */
+        uint32_t place;    /* KVD_NOWHERE: this copy is skipped */
+        uint8_t *block;    /* put: source; get: destination; read: set to the copy's address */
+        uint64_t checksum; /* XXH3-64. put: set; get, read: expected value */
         /*
          * An errno: ENODATA: no such place; EBADMSG: the checksum differs. get and read
          * set it to 0 on success. It is unchanged if the copy was put or skipped.
@@ -31,7 +31,7 @@ void copies_read(struct task *task, struct copy *copies, uint32_t n);
 
 /* The copies of one space in one tier. */
 struct worker_copies {
-        uint8_t *at;           /* owned mapping, if the tier has one */
+        uint8_t *at; /* owned mapping, if the tier has one */
         uint64_t bytes;
 };
 

@@ -26,7 +26,7 @@ static int check(struct worker_device *d, cu_result error, const char *what) {
                 return 0;
         d->broken |= error != CU_OUT_OF_MEMORY;
         return kvd_refuse(&d->why, kvd_cuda_errno(error), "%s: %s", what,
-                    kvd_cuda_why(d->device.cuda, error, text, sizeof text));
+                          kvd_cuda_why(d->device.cuda, error, text, sizeof text));
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -122,9 +122,11 @@ static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const u
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 r = words[2 * i] < bytes / sizeof *words ?
                             check(d,
-                                  d->device.cuda->cuStreamWriteValue64(
-                                          d->stream, at + words[2 * i] * sizeof *words,
-                                          words[2 * i + 1], CU_WRITE_DEFAULT),
+                                  d->device.cuda
+                                          ->cuStreamWriteValue64(d->stream,
+                                                                 at + words[2 * i] * sizeof *words,
+                                                                 words[2 * i + 1],
+                                                                 CU_WRITE_DEFAULT),
                                   "cuStreamWriteValue64") :
                             kvd_refuse(&d->why, -EPROTO, "a semaphore beyond its page");
         end = device_finish(d);
@@ -211,8 +213,10 @@ void device_take_back(struct worker_device *d, const struct device_buffers *buff
 struct gpu *device_kernels(struct worker_device *d) {
         if (d->kernels == KERNELS_UNKNOWN)
                 d->kernels = gpu_open(&d->gpu, d->device.ordinal) == 0 &&
-                             gpu_resident_blocks(&d->gpu, GPU_KERNEL_keydiff_score, 128, 0) ?
-                                     KERNELS_THERE : KERNELS_NONE;
+                                             gpu_resident_blocks(&d->gpu, GPU_KERNEL_keydiff_score,
+                                                                 128, 0) ?
+                                     KERNELS_THERE :
+                                     KERNELS_NONE;
         d->buffers.kernels = d->kernels == KERNELS_THERE;
         return d->buffers.kernels ? &d->gpu : NULL;
 }
@@ -261,7 +265,8 @@ int device_mark(struct worker_device *d, uint32_t mark) {
         if (!d->marks[mark])
                 r = check(d, cuda->cuEventCreate(&d->marks[mark], CU_EVENT_DISABLE_TIMING),
                           "cuEventCreate");
-        return r < 0 ? r : check(d, cuda->cuEventRecord(d->marks[mark], d->stream), "cuEventRecord");
+        return r < 0 ? r :
+                       check(d, cuda->cuEventRecord(d->marks[mark], d->stream), "cuEventRecord");
 }
 
 int device_reached(struct worker_device *d, uint32_t mark) {

@@ -17,24 +17,24 @@
 #include "kernels/cuda/gpu.h"
 
 struct device_buffers {
-        uint8_t *staging;      /* owned; pinned host memory */
+        uint8_t *staging; /* owned; pinned host memory */
         uint64_t staging_bytes;
-        cu_address room;       /* owned; GPU memory */
+        cu_address room; /* owned; GPU memory */
         uint64_t room_bytes;
-        bool kernels;          /* the job launches kernels */
+        bool kernels; /* the job launches kernels */
 };
 
 struct worker_device {
         struct kvd_device device;
         bool open, broken;
-        cu_stream stream;      /* owned */
-        cu_event marks[2];     /* owned; made at first use */
+        cu_stream stream;              /* owned */
+        cu_event marks[2];             /* owned; made at first use */
         struct device_buffers buffers; /* of the running job */
-        uint64_t aside;        /* bytes of the buffers of paused jobs */
-        struct gpu gpu;        /* for kernels; opened at first use */
+        uint64_t aside;                /* bytes of the buffers of paused jobs */
+        struct gpu gpu;                /* for kernels; opened at first use */
         enum { KERNELS_UNKNOWN, KERNELS_THERE, KERNELS_NONE } kernels;
-        uint64_t empty_ns;     /* when the stream was last empty, or the job began or resumed */
-        uint64_t busy_ns;      /* time with running kernels since the last device_take_busy_us */
+        uint64_t empty_ns; /* when the stream was last empty, or the job began or resumed */
+        uint64_t busy_ns;  /* time with running kernels since the last device_take_busy_us */
         struct kvd_why why;
 };
 

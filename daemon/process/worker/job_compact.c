@@ -129,10 +129,10 @@ static int make_rooms(struct packing *p) {
         struct kvd_key_rows keys = keys_of(task, 0);
 
         p->scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
-        p->room = ALIGN_UP(
-                ((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) *
-                        sizeof(float),
-                64);
+        p->room =
+                ALIGN_UP(((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) *
+                                 sizeof(float),
+                         64);
         p->from = task_room(task, p->n_from, sizeof *p->from);
         p->to = task_room(task, p->n_to, sizeof *p->to);
         p->rooms = task_room(task, threads_count(task->threads), p->room);

@@ -127,8 +127,11 @@ static double distance(struct compare *c, uint32_t target, uint32_t source, doub
         const struct task *task = c->task;
         int64_t delta = (int64_t)task->items[target].position - task->items[source].position;
         float *cosine = c->angles + (size_t)thread * 2 * c->half;
-        struct kvd_memshare_query q = {.shape = &c->shape, .metric = c->metric, .cosine = cosine,
-                                       .sine = cosine + c->half, .half = delta ? c->half : 0,
+        struct kvd_memshare_query q = {.shape = &c->shape,
+                                       .metric = c->metric,
+                                       .cosine = cosine,
+                                       .sine = cosine + c->half,
+                                       .half = delta ? c->half : 0,
                                        .limit = limit};
         const struct kvd_memshare_block a = {c->blocks[target],
                                              c->norms + (size_t)target * 2 * c->shape.layers};
@@ -176,8 +179,8 @@ static void find_all(struct compare *c) {
                 const struct kvd_job_step *step = &task->steps[c->steps[k].step];
 
                 for (uint32_t at = 0; at < step->n_items; at += most) {
-                        struct sources s = {c, step->first_item + at,
-                                            MIN(most, step->n_items - at), c->steps[k].similarity};
+                        struct sources s = {c, step->first_item + at, MIN(most, step->n_items - at),
+                                            c->steps[k].similarity};
 
                         task_share(task, task->steps[0].n_items, 2 * s.n * task->shape.block_bytes,
                                    find_nearest, &s);

@@ -161,9 +161,10 @@ static int compare_some(struct config *c, const struct things *t, struct place *
                 c->pairs[n++] = pair_of(t, at->i, at->j);
         r = c->compare(c, c->pairs, n, t->rows, c->both);
         for (uint32_t k = 0; r == 0 && k < n; k++, next(&from))
-                c->similar[(size_t)from.i * t->n + from.j] = (float)kvd_share_similarity(
-                        c->both + (size_t)k * t->rows, c->counts + c->pairs[k].a,
-                        c->counts + c->pairs[k].b, t->rows);
+                c->similar[(size_t)from.i * t->n + from.j] =
+                        (float)kvd_share_similarity(c->both + (size_t)k * t->rows,
+                                                    c->counts + c->pairs[k].a,
+                                                    c->counts + c->pairs[k].b, t->rows);
         return r;
 }
 
@@ -176,10 +177,8 @@ static int plan(struct config *c, const struct things *t, uint32_t share) {
                 r = compare_some(c, t, &at);
         if (r < 0)
                 return r;
-        kvd_share_plan(c->similar, t->n, share, c->how, c->plan,
-                       c->similar + (size_t)t->n * t->n);
-        task_spend(c->task, (uint64_t)t->n * t->n * sizeof(float) *
-                                    (1 + MIN(share, t->n - share)));
+        kvd_share_plan(c->similar, t->n, share, c->how, c->plan, c->similar + (size_t)t->n * t->n);
+        task_spend(c->task, (uint64_t)t->n * t->n * sizeof(float) * (1 + MIN(share, t->n - share)));
         return 0;
 }
 
@@ -194,7 +193,8 @@ static int plan_heads(struct config *c, uint32_t layer) {
 }
 
 static int plan_layers(struct config *c) {
-        const struct things layers = {c->layers - c->dense, row_of(c, c->dense, 0), row_of(c, 1, 0)};
+        const struct things layers = {c->layers - c->dense, row_of(c, c->dense, 0),
+                                      row_of(c, 1, 0)};
         double ratio = task_setting(c->task, KVD_hshare_layer_ratio);
         int r = layers.n ? plan(c, &layers, kvd_share_count(ratio, layers.n)) : 0;
 

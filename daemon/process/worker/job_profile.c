@@ -56,10 +56,10 @@ static int compare_layers(struct profile *p) {
 
         for (p->layer = 0; r == 0 && p->layer < p->groups * p->task->shape.layers; p->layer++) {
                 r = p->compare(p);
-                p->result[p->layer][0] =
-                        (float)kvd_similarity_token_mean(p->keys, p->values, p->n_tokens);
-                p->result[p->layer][1] =
-                        (float)kvd_similarity_flat(p->keys, p->values, p->n_tokens);
+                p->result[p->layer][0] = (float)kvd_similarity_token_mean(p->keys, p->values,
+                                                                          p->n_tokens);
+                p->result[p->layer][1] = (float)kvd_similarity_flat(p->keys, p->values,
+                                                                    p->n_tokens);
         }
         return r;
 }

@@ -20,9 +20,9 @@ struct scores {
         const float *anchors; /* [layer][head][dim]: of the sequence */
         /* [thread]: scratch of the kernels, then scores [head][token], best [head] */
         float *rooms;
-        size_t room;     /* floats */
-        size_t scratch;  /* floats */
-        float *result;   /* [item] */
+        size_t room;    /* floats */
+        size_t scratch; /* floats */
+        float *result;  /* [item] */
 };
 
 static struct kvd_key_rows keys_of(const struct task *task, const uint8_t *const *block) {
@@ -149,5 +149,7 @@ static int do_score(struct task *task) {
         return 0;
 }
 
-const struct job_kind job_score = {
-        .name = "score", .access = TASK_READ, .call = do_score, .on_device = score_on_device};
+const struct job_kind job_score = {.name = "score",
+                                   .access = TASK_READ,
+                                   .call = do_score,
+                                   .on_device = score_on_device};

@@ -139,10 +139,10 @@ static void move_summary(const struct task *task, const struct kvd_job_item *ite
 
 struct reviving {
         struct task *task;
-        uint32_t *errors;      /* the result */
+        uint32_t *errors; /* the result */
         struct copy *copies;
         struct sketch_use use;
-        int sketch;            /* 0, or negative errno: the sketch cannot be queried */
+        int sketch; /* 0, or negative errno: the sketch cannot be queried */
 };
 
 static void revive_exact(struct reviving *v, uint32_t first, uint32_t n) {
@@ -207,7 +207,8 @@ static bool any_approximate(const struct task *task) {
 
 static int do_revive(struct task *task) {
         uint32_t n = task->job->n_items;
-        struct reviving v = {.task = task, .errors = task_results(task, n, sizeof *v.errors),
+        struct reviving v = {.task = task,
+                             .errors = task_results(task, n, sizeof *v.errors),
                              .copies = task_room(task, n, sizeof *v.copies)};
 
         if (!v.errors || !v.copies)
@@ -222,7 +223,7 @@ static int do_revive(struct task *task) {
 /* Exact copies of members of the sketch, and the result for each. */
 struct members {
         struct copy *copies;
-        uint32_t *errors;      /* the job's result */
+        uint32_t *errors; /* the job's result */
 };
 
 /* A copy is removed from the sketch, or inserted again, only if its checksum is still right. */

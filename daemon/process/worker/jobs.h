@@ -8,9 +8,9 @@
 
 struct job_kind {
         const char *name;
-        enum task_access access;          /* to the blocks that its items name */
-        int (*call)(struct task *);       /* on the processor */
-        int (*on_device)(struct task *);  /* on the GPU; if NULL or -ENOSYS, call is used instead */
+        enum task_access access;         /* to the blocks that its items name */
+        int (*call)(struct task *);      /* on the processor */
+        int (*on_device)(struct task *); /* on the GPU; if NULL or -ENOSYS, call is used instead */
 };
 
 #define KVD_JOB_KIND(number, name) extern const struct job_kind job_##name;

@@ -73,26 +73,17 @@ static void do_job(struct process *w, const struct kvd_msg *m, struct kvd_msg *r
 static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_fds *fds,
                   struct kvd_msg *reply) {
         switch (m->number) {
-        case KVD_MSG_work_space:
-                return spaces_map(&w->spaces, &m->work_space, fds);
-        case KVD_MSG_work_segments:
-                return spaces_map_segments(&w->spaces, &m->work_segments, fds);
-        case KVD_MSG_work_sketch:
-                return spaces_map_sketch(&w->spaces, &m->work_sketch, fds);
-        case KVD_MSG_work_unmap:
-                return spaces_unmap_segment(&w->spaces, &m->work_unmap);
-        case KVD_MSG_work_clear:
-                return spaces_clear(&w->spaces, &m->work_clear, fds);
-        case KVD_MSG_work_wake:
-                return spaces_wake(&w->spaces, &m->work_wake, fds);
+        case KVD_MSG_work_space: return spaces_map(&w->spaces, &m->work_space, fds);
+        case KVD_MSG_work_segments: return spaces_map_segments(&w->spaces, &m->work_segments, fds);
+        case KVD_MSG_work_sketch: return spaces_map_sketch(&w->spaces, &m->work_sketch, fds);
+        case KVD_MSG_work_unmap: return spaces_unmap_segment(&w->spaces, &m->work_unmap);
+        case KVD_MSG_work_clear: return spaces_clear(&w->spaces, &m->work_clear, fds);
+        case KVD_MSG_work_wake: return spaces_wake(&w->spaces, &m->work_wake, fds);
         case KVD_MSG_work_forget:
                 rests_forget(&w->rests, m->work_forget.space);
                 return spaces_forget(&w->spaces, m->work_forget.space);
-        case KVD_MSG_work:
-                do_job(w, m, reply);
-                return 0;
-        default:
-                return -ENOSYS;
+        case KVD_MSG_work: do_job(w, m, reply); return 0;
+        default: return -ENOSYS;
         }
 }
 

@@ -16,10 +16,10 @@ struct profile {
         uint32_t layer;                      /* being compared; counted over all groups */
         /* Fills keys and values with the layer's products. 0 or negative errno. */
         int (*compare)(const struct profile *p);
-        const uint8_t **blocks;              /* [item]; only on the processor */
-        struct gpu *gpu;                     /* only on the GPU, as are the addresses: */
+        const uint8_t **blocks; /* [item]; only on the processor */
+        struct gpu *gpu;        /* only on the GPU, as are the addresses: */
         cu_address d_ids, d_products;
-        struct kvd_products *keys, *values;  /* [token] of the layer; values follows keys */
+        struct kvd_products *keys, *values; /* [token] of the layer; values follows keys */
         float (*result)[2];
 };
 

@@ -52,7 +52,8 @@ static int compare_some(const struct profile *p, uint32_t first, uint32_t n) {
 }
 
 static uint32_t per_launch(const struct profile *p) {
-        return (uint32_t)MIN(MAX(task_launch_bytes(p->task) / (4 * p->task->shape.plane), 1), p->n_blocks);
+        return (uint32_t)MIN(MAX(task_launch_bytes(p->task) / (4 * p->task->shape.plane), 1),
+                             p->n_blocks);
 }
 
 static int compare(const struct profile *p) {

@@ -21,7 +21,7 @@ struct resting {
         struct resting *next;
         struct task task;
         struct spaces *spaces;
-        struct worker_device *device; /* that the job uses; NULL if none */
+        struct worker_device *device;  /* that the job uses; NULL if none */
         struct device_buffers buffers; /* while it is paused */
         uint64_t bytes;
         pthread_t thread;

@@ -15,9 +15,9 @@
 struct device_scores {
         struct task *task;
         struct device_anchor anchor;
-        uint32_t n, n_tokens;      /* number of items, and of their tokens */
-        uint32_t most;             /* blocks of a launch */
-        float *means;              /* [layer][block of a launch] */
+        uint32_t n, n_tokens; /* number of items, and of their tokens */
+        uint32_t most;        /* blocks of a launch */
+        float *means;         /* [layer][block of a launch] */
         cu_address next, d_means, d_best;
         struct gpu_keydiff keys;
 };
@@ -75,14 +75,16 @@ static int launch(const struct device_scores *d, struct gpu *gpu, const struct g
         int r = gpu_keydiff_score(gpu, stream, a);
 
         for (uint32_t l = 0; r == 0 && l < s->layers; l++) {
-                struct gpu_keydiff_blocks b = {
-                        .mean = d->d_means + (uint64_t)l * blocks * sizeof(float),
-                        .best = d->d_best,
-                        .scores = a->scores + (uint64_t)l * s->heads * a->stride * sizeof(float),
-                        .stride = a->stride,
-                        .heads = s->heads,
-                        .n = n,
-                        .per_block = s->tokens};
+                struct gpu_keydiff_blocks b = {.mean = d->d_means +
+                                                       (uint64_t)l * blocks * sizeof(float),
+                                               .best = d->d_best,
+                                               .scores = a->scores + (uint64_t)l * s->heads *
+                                                                             a->stride *
+                                                                             sizeof(float),
+                                               .stride = a->stride,
+                                               .heads = s->heads,
+                                               .n = n,
+                                               .per_block = s->tokens};
 
                 r = gpu_keydiff_blocks(gpu, stream, &b);
         }

@@ -29,9 +29,12 @@ enum { HASH_UNIFORM, HASH_PERMUTATION };
 static void learn_hash(struct sketch_use *use) {
         const struct kvd_sketch_header *h = use->header;
 
-        use->hash = (struct kvd_sketch_hash){
-                .family = h->hash == 1 + HASH_UNIFORM ? KVD_SKETCH_UNIFORM : KVD_SKETCH_PERMUTATION,
-                .rows = h->rows, .columns = h->columns, .salt = h->salt};
+        use->hash = (struct kvd_sketch_hash){.family = h->hash == 1 + HASH_UNIFORM ?
+                                                               KVD_SKETCH_UNIFORM :
+                                                               KVD_SKETCH_PERMUTATION,
+                                             .rows = h->rows,
+                                             .columns = h->columns,
+                                             .salt = h->salt};
 }
 
 /* A sketch that was not begun takes the current settings. */
@@ -125,8 +128,10 @@ void sketch_end(struct sketch_use *use, int64_t tokens) {
 static struct kvd_sketch_part part_of(const struct sketch_use *use, uint32_t at, bool values) {
         const struct kvd_sketch_header *h = use->header;
         uint32_t dim = use->task->shape.dim;
-        struct kvd_sketch_part part = {
-                .stride = h->cell_floats, .rows = h->rows, .columns = h->columns, .dim = dim};
+        struct kvd_sketch_part part = {.stride = h->cell_floats,
+                                       .rows = h->rows,
+                                       .columns = h->columns,
+                                       .dim = dim};
 
         part.cells = (values ? use->values : use->keys) + (size_t)at * dim;
         part.sign = values                           ? KVD_SKETCH_VALUE_SIGN :
@@ -141,12 +146,12 @@ static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *co
         const struct shape *s = &task->shape;
         uint32_t layer = at / s->heads, head = at % s->heads;
 
-        return (struct kvd_sketch_vectors){
-                .blocks = block,
-                .offset = (2 * layer + values) * s->plane + head * s->head_stride * s->element,
-                .stride = s->token_stride,
-                .per_block = s->tokens,
-                .type = s->type};
+        return (struct kvd_sketch_vectors){.blocks = block,
+                                           .offset = (2 * layer + values) * s->plane +
+                                                     head * s->head_stride * s->element,
+                                           .stride = s->token_stride,
+                                           .per_block = s->tokens,
+                                           .type = s->type};
 }
 
 /* Calls piece for each part; a call processes n items. */
@@ -274,8 +279,10 @@ static void remove_estimate(void *data, uint32_t at, uint32_t thread) {
         const struct task *task = use->task;
         const struct shape *s = &task->shape;
         uint8_t *room = (uint8_t *)(change->rooms + (size_t)thread * s->tokens * s->dim);
-        const struct kvd_sketch_vectors x = {
-                .blocks = &room, .stride = s->dim, .per_block = s->tokens, .type = KVD_NUMBER_F32};
+        const struct kvd_sketch_vectors x = {.blocks = &room,
+                                             .stride = s->dim,
+                                             .per_block = s->tokens,
+                                             .type = KVD_NUMBER_F32};
 
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);

@@ -12,8 +12,8 @@
 #include "kernels/sketch.h"
 
 struct sketch_member {
-        uint8_t *block;        /* resident block, or its exact copy; NULL if not a member */
-        uint32_t *places;      /* [token][row] */
+        uint8_t *block;   /* resident block, or its exact copy; NULL if not a member */
+        uint32_t *places; /* [token][row] */
         uint32_t n_tokens;
 };
 
@@ -21,7 +21,7 @@ struct sketch_use {
         struct task *task;
         struct kvd_sketch_header *header;
         struct kvd_sketch_hash hash;
-        float *mean, *keys, *values; /* in the sketch's memory */
+        float *mean, *keys, *values;   /* in the sketch's memory */
         struct sketch_member *members; /* one for each item */
         uint32_t first, n; /* items that the next calls process; all of them by default */
 };
@@ -43,13 +43,13 @@ void sketch_end(struct sketch_use *use, int64_t tokens); /* tokens: added, less 
  * known before the first of them is inserted.
  */
 bool sketch_wants_mean(const struct sketch_use *use);
-int sketch_add_to_mean(struct sketch_use *use);      /* 0 or -ENOMEM; call it for all members */
+int sketch_add_to_mean(struct sketch_use *use); /* 0 or -ENOMEM; call it for all members */
 void sketch_freeze_mean(struct sketch_use *use);
 void sketch_insert(struct sketch_use *use);
-void sketch_remove(struct sketch_use *use);          /* blocks must be as they were inserted */
+void sketch_remove(struct sketch_use *use); /* blocks must be as they were inserted */
 /* removes the sketch's own estimates of the members, not their blocks; 0 or -ENOMEM */
 int sketch_remove_estimates(struct sketch_use *use);
-void sketch_query(struct sketch_use *use);           /* writes estimates to the blocks */
+void sketch_query(struct sketch_use *use); /* writes estimates to the blocks */
 void sketch_clear(struct sketch_use *use);
 
 uint64_t sketch_tokens(const struct sketch_use *use); /* of all members, not only items looked at */

@@ -18,17 +18,17 @@
 struct worker_space {
         struct worker_space *next;
         uint32_t number;
-        const struct kvd_index *ix;  /* owned mappings, here and below */
+        const struct kvd_index *ix; /* owned mappings, here and below */
         uint64_t index_bytes;
-        struct kvd_summary summary;  /* layout of summaries */
+        struct kvd_summary summary; /* layout of summaries */
         uint8_t *summaries;
         uint64_t summary_bytes;
         struct worker_copies copies[KVD_N_TIERS];
         /* of the pool: block b is at base + b * block_bytes; NULL if the pool is on the GPU */
         uint8_t *base;
-        cu_address device_base;      /* of the pool on the GPU; 0 if it is not there */
+        cu_address device_base; /* of the pool on the GPU; 0 if it is not there */
         struct worker_device *device;
-        uint64_t reserved;           /* bytes of addresses for the pool */
+        uint64_t reserved;                      /* bytes of addresses for the pool */
         uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* one bit for each segment */
 };
 
@@ -37,7 +37,7 @@ static inline bool space_has_segment(const struct worker_space *w, uint32_t segm
 }
 
 struct worker_sketch {
-        uint32_t users;              /* references: struct spaces, and tasks */
+        uint32_t users; /* references: struct spaces, and tasks */
         uint32_t space, number;
         struct kvd_sketch_header *at;
         uint64_t bytes;
@@ -48,7 +48,7 @@ struct spaces {
         struct worker_sketch *sketch;    /* the last one that was sent; NULL if none */
         const struct kvd_job *arguments; /* KVD_JOB_BYTES; NULL until the first space */
         struct worker_device device;     /* opened for the first space or memory on a GPU */
-        struct kvd_why why;          /* of the last failure */
+        struct kvd_why why;              /* of the last failure */
 };
 
 /* 0 or a negative errno. Descriptors stay the caller's. */

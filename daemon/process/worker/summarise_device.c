@@ -104,18 +104,18 @@ static int upload(struct device_rows *d) {
 static int launch(struct device_rows *d, struct gpu *gpu) {
         const struct worker_space *w = d->task->space;
         const struct shape *s = &d->task->shape;
-        const struct gpu_summarise a = {
-                .blocks = {w->device_base, s->block_bytes, d->d_ids},
-                .n = d->n,
-                .shape = {s->layers, s->heads, s->tokens, s->dim, w->ix->geometry.order, s->type},
-                .n_channels = w->summary.channels,
-                .tokens = d->d_tokens,
-                .channels = d->d_channels,
-                .rows = d->d_rows,
-                .row_bytes = w->summary.row_bytes,
-                .norms_off = w->summary.norms_off,
-                .anchors_off = w->summary.anchors_off,
-                .labels_off = w->summary.labels_off};
+        const struct gpu_summarise a = {.blocks = {w->device_base, s->block_bytes, d->d_ids},
+                                        .n = d->n,
+                                        .shape = {s->layers, s->heads, s->tokens, s->dim,
+                                                  w->ix->geometry.order, s->type},
+                                        .n_channels = w->summary.channels,
+                                        .tokens = d->d_tokens,
+                                        .channels = d->d_channels,
+                                        .rows = d->d_rows,
+                                        .row_bytes = w->summary.row_bytes,
+                                        .norms_off = w->summary.norms_off,
+                                        .anchors_off = w->summary.anchors_off,
+                                        .labels_off = w->summary.labels_off};
 
         return gpu_summarise(gpu, d->task->device->stream, &a);
 }

@@ -20,10 +20,10 @@
 struct shape {
         uint32_t layers; /* of one block */
         uint32_t heads, tokens, dim;
-        uint32_t element; /* bytes of a number */
-        enum kvd_number type; /* 0: numbers that no kernel reads (i8) */
+        uint32_t element;                 /* bytes of a number */
+        enum kvd_number type;             /* 0: numbers that no kernel reads (i8) */
         size_t head_stride, token_stride; /* elements */
-        size_t plane; /* bytes of one layer's keys, or values */
+        size_t plane;                     /* bytes of one layer's keys, or values */
         size_t block_bytes;
 };
 
@@ -40,11 +40,11 @@ struct task {
         uint8_t **staged;
         const struct kvd_ops *ops;
         struct threads *threads;
-        struct room *rooms;           /* owned; memory from task_room */
-        uint8_t *result;              /* RESULT_BYTES */
+        struct room *rooms; /* owned; memory from task_room */
+        uint8_t *result;    /* RESULT_BYTES */
         uint32_t result_size;
-        struct kvd_why why;           /* of a refusal */
-        uint64_t spent;               /* bytes processed since the last pause */
+        struct kvd_why why; /* of a refusal */
+        uint64_t spent;     /* bytes processed since the last pause */
 };
 
 /* ---- services (task.c) ----------------------------------------------------------------------- */

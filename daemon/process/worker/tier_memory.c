@@ -87,5 +87,8 @@ static void read_in_place(struct task *task, uint32_t self, struct copy *copies,
         task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }
 
-const struct worker_tier worker_tier_memory = {.map = map, .unmap = unmap, .put = put, .get = get,
+const struct worker_tier worker_tier_memory = {.map = map,
+                                               .unmap = unmap,
+                                               .put = put,
+                                               .get = get,
                                                .read = read_in_place};

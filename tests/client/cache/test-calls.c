@@ -35,8 +35,9 @@ static const struct kvd_geometry geometry = {.layers = 1,
                                              .block_tokens = TOKENS,
                                              .dtype = KVD_F32,
                                              .vocab = 1000};
-static const struct kvd_geometry opaque = {
-        .block_tokens = TOKENS, .block_bytes = 1024, .layout = "objects"};
+static const struct kvd_geometry opaque = {.block_tokens = TOKENS,
+                                           .block_bytes = 1024,
+                                           .layout = "objects"};
 static const uint32_t tokens[2 * TOKENS];
 
 static void set_up(void) {
@@ -310,9 +311,9 @@ enum { CHAIN = 40 }; /* blocks: two runs, and a tail */
 
 static const struct words {
         uint32_t vocabulary, block_tokens;
-} words_of[] = {{0, TOKENS},      {2, TOKENS},       {1000, TOKENS},       {65536, TOKENS},
-                {65537, TOKENS},  {200000, TOKENS},  {262208, TOKENS},     {5000000, TOKENS},
-                {UINT32_MAX, 16}, {200000, 16},      {128256, 5},          {0, 256},
+} words_of[] = {{0, TOKENS},      {2, TOKENS},      {1000, TOKENS},   {65536, TOKENS},
+                {65537, TOKENS},  {200000, TOKENS}, {262208, TOKENS}, {5000000, TOKENS},
+                {UINT32_MAX, 16}, {200000, 16},     {128256, 5},      {0, 256},
                 {65536, 256},     {5000000, 256}};
 
 static kvd_space *space_of_words(const struct words *of) {
@@ -339,7 +340,8 @@ static void seal_chain(kvd_space *words, const uint32_t *chain, uint32_t n, uint
 }
 
 /* Number of blocks of the chain that are found. They must be its first blocks. */
-static uint32_t blocks_found(kvd_space *words, const uint32_t *chain, uint32_t n, const uint32_t *ids) {
+static uint32_t blocks_found(kvd_space *words, const uint32_t *chain, uint32_t n,
+                             const uint32_t *ids) {
         struct kvd_pin pin = {0};
         uint32_t found[CHAIN];
         int64_t tokens_found = kvd_lookup(words, 0, chain, n, found, CHAIN, &pin);
@@ -375,8 +377,7 @@ START_TEST(every_bit_of_a_token_counts) {
 }
 END_TEST
 
-SUITE("calls",
-      FIXTURE(set_up, tear_down),
+SUITE("calls", FIXTURE(set_up, tear_down),
       TESTS(a_forked_child_is_refused_everywhere, each_call_has_its_own_timeout,
             a_client_waits_for_a_lease, a_stock_that_grows_loses_nothing,
             impossible_sequences_are_refused, missing_prefixes_are_not_borrowed),

@@ -506,8 +506,7 @@ static void tear_down_gpu(void) {
 }
 
 SUITE("lies",
-      WHEN(instance_on_gpu(), FIXTURE(set_up_gpu, tear_down_gpu),
-           TESTS(no_row_is_believed),
+      WHEN(instance_on_gpu(), FIXTURE(set_up_gpu, tear_down_gpu), TESTS(no_row_is_believed),
            LOOPS(2, only_mapped_segments_are_returned)),
       WHEN(!instance_on_gpu(), FIXTURE(set_up, tear_down),
            LOOPS(ARRAY_SIZE(lies), no_answer_is_believed),

@@ -209,7 +209,8 @@ START_TEST(a_seal_continues_after_posts) {
         ck_assert_int_eq(kvd_alloc(space, 2, more), 2);
         write_block(&more[0], 4);
         write_block(&more[1], 4);
-        ck_assert_int_eq(kvd_seal(space, &p.pin, 2, more, p.tokens + 3 * TOKENS, 2 * TOKENS - 1), 2);
+        ck_assert_int_eq(kvd_seal(space, &p.pin, 2, more, p.tokens + 3 * TOKENS, 2 * TOKENS - 1),
+                         2);
         ck_assert_uint_eq(p.pin.n_blocks, 5);
         ck_assert_uint_eq(p.pin.n_tokens, 5 * TOKENS - 1);
         kvd_free(space, p.n, p.blocks);
@@ -410,7 +411,8 @@ START_TEST(threads_post_into_one_ring) {
         for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
                 pthread_join(threads[i], NULL);
         for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
-                WAIT_UNTIL((kvd_catch_up(elsewhere), found(elsewhere, &p[i], LONGEST, 6) == LONGEST));
+                WAIT_UNTIL(
+                        (kvd_catch_up(elsewhere), found(elsewhere, &p[i], LONGEST, 6) == LONGEST));
         *(volatile bool *)&over = true;
         pthread_join(asking, NULL);
         ck_assert_int_eq(kvd_flush(space), 0);

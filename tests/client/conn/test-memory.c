@@ -113,7 +113,8 @@ static uint32_t found(struct client *c, uint32_t number, uint32_t n) {
         ck_assert_int_ge(kvd_lookup(c->space, 0, tokens, n * TOKENS, ids, n, &pin), 0);
         for (uint32_t i = 0; i < pin.n_blocks; i++)
                 ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
-                                               oracle_seed(1, tokens, (i + 1) * TOKENS)), 0);
+                                               oracle_seed(1, tokens, (i + 1) * TOKENS)),
+                                  0);
         blocks = pin.n_blocks;
         kvd_unpin(c->space, &pin);
         free(ids);
@@ -427,7 +428,8 @@ static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_
         make_tokens(number, n, tokens);
         for (uint32_t i = 0; i < n; i++)
                 ck_assert_uint_eq(oracle_wrong(kvd_pin_block(pin, ids[i]), BLOCK_BYTES,
-                                               oracle_seed(1, tokens, (i + 1) * TOKENS)), 0);
+                                               oracle_seed(1, tokens, (i + 1) * TOKENS)),
+                                  0);
 }
 
 /*
@@ -890,17 +892,15 @@ START_TEST(blocks_in_a_late_reply_return) {
 }
 END_TEST
 
-SUITE("memory",
-      FIXTURE(set_up, tear_down),
+SUITE("memory", FIXTURE(set_up, tear_down),
       TESTS(memory_is_one_range, memory_follows_another_process, memory_of_many_segments_is_mapped),
       LOOPS(N_WRITERS, sealed_blocks_are_read_only),
       TESTS(memory_is_mapped_twice, ids_ascend, reserved_blocks_are_available, reserve_is_a_floor,
             available_is_what_alloc_gives, available_counts_pinned_blocks,
             available_counts_shared_blocks_once, fixed_addresses_survive_a_restart,
             fixed_addresses_outlive_many_daemons, a_dead_daemons_memory_is_unmapped,
-            fixed_addresses_do_not_grow,
-            unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole,
-            closing_unmaps_everything, spaces_that_were_closed_take_no_addresses,
-            an_ended_client_reconnects, freed_blocks_return_to_the_daemon,
-            freed_blocks_are_reused, a_seal_fills_the_stock, blocks_in_doubt_return,
-            blocks_in_a_late_reply_return))
+            fixed_addresses_do_not_grow, unknown_flags_are_refused, duplicates_are_kept,
+            a_long_chain_is_kept_whole, closing_unmaps_everything,
+            spaces_that_were_closed_take_no_addresses, an_ended_client_reconnects,
+            freed_blocks_return_to_the_daemon, freed_blocks_are_reused, a_seal_fills_the_stock,
+            blocks_in_doubt_return, blocks_in_a_late_reply_return))

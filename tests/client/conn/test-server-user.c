@@ -43,7 +43,8 @@ static _Noreturn void serve(uid_t user, const char *path, int ready) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         become(user);
         inproc_configure(&config, path, SETTINGS("daemon.socket_mode=0666"));
-        if (daemon_new(&config, &daemon, &why) < 0 || daemon_listen(daemon, &ACTIVATION_NONE, &same, &why) < 0)
+        if (daemon_new(&config, &daemon, &why) < 0 ||
+            daemon_listen(daemon, &ACTIVATION_NONE, &same, &why) < 0)
                 die("%s", why.line);
         if (write(ready, "", 1) != 1)
                 _exit(1);

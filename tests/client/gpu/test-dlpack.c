@@ -261,8 +261,10 @@ START_TEST(versioned_tensors_have_flags) {
 END_TEST
 
 START_TEST(opaque_blocks_are_bytes) {
-        struct kvd_geometry geometry = {
-                .block_tokens = TOKENS, .vocab = VOCAB, .block_bytes = 4096, .layout = "rows"};
+        struct kvd_geometry geometry = {.block_tokens = TOKENS,
+                                        .vocab = VOCAB,
+                                        .block_bytes = 4096,
+                                        .layout = "rows"};
         struct DLManagedTensor *tensor;
         struct kvd_block block;
 
@@ -415,9 +417,7 @@ START_TEST(a_deleted_tensor_waits_for_its_stream) {
 }
 END_TEST
 
-SUITE("dlpack",
-      FIXTURE(set_up, tear_down),
-      LOOPS(4, shapes_are_the_geometry),
+SUITE("dlpack", FIXTURE(set_up, tear_down), LOOPS(4, shapes_are_the_geometry),
       TESTS(invalid_calls_are_refused, a_tensor_holds_its_block, versioned_tensors_have_flags,
             opaque_blocks_are_bytes, a_tensor_outlives_its_space, a_tensor_outlives_the_daemon,
             a_forked_child_may_delete),

@@ -84,8 +84,8 @@ static void expect_work(const struct methods_tally *t) {
                 die("%llu wrong bytes", (unsigned long long)t->bytes_wrong);
         if (!all_was_used(t))
                 die("%llu blocks, %llu changes, %llu cooled, %llu revived: proves nothing",
-                        (unsigned long long)t->appended, (unsigned long long)t->changes,
-                        (unsigned long long)t->cooled, (unsigned long long)t->revived);
+                    (unsigned long long)t->appended, (unsigned long long)t->changes,
+                    (unsigned long long)t->cooled, (unsigned long long)t->revived);
 }
 
 static void run(uint64_t operations, uint64_t seed, const char *const *settings) {
@@ -98,8 +98,10 @@ static void run(uint64_t operations, uint64_t seed, const char *const *settings)
         inproc_start_with_worker(&d, settings, getenv("KVD"));
         switch_on(d.in.socket);
         for (uint32_t i = 0; i < WORKERS; i++) {
-                options[i] = (struct methods_options){
-                        .socket = d.in.socket, .tally = &tally, .seed = seed + i, .threads = true};
+                options[i] = (struct methods_options){.socket = d.in.socket,
+                                                      .tally = &tally,
+                                                      .seed = seed + i,
+                                                      .threads = true};
                 pthread_create(&threads[i], NULL, work, &options[i]);
         }
         wait_for_work(&tally, operations);

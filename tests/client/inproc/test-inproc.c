@@ -50,8 +50,10 @@ static void run_workers(uint64_t operations, uint64_t seed, const char *const *s
         memset(&tally, 0, sizeof tally);
         inproc_start(&d, settings);
         for (uint32_t i = 0; i < WORKERS; i++) {
-                options[i] = (struct worker_options){
-                        .socket = d.in.socket, .tally = &tally, .seed = seed + i, .threads = true};
+                options[i] = (struct worker_options){.socket = d.in.socket,
+                                                     .tally = &tally,
+                                                     .seed = seed + i,
+                                                     .threads = true};
                 pthread_create(&threads[i], NULL, worker_main, &options[i]);
         }
         while (!tally.stop && tally.operations < operations)
@@ -157,9 +159,10 @@ static void run_shared(uint64_t lookups, uint64_t seed) {
             kvd_space_open(handle, "shared", &soak_geometry, &options, &space) < 0)
                 die("%s", kvd_error());
         for (uint32_t i = 0; i < SHARERS; i++) {
-                sharers[i] = (struct sharer){
-                        .space = space, .random = {seed * 31 + i}, .stop = &stop,
-                        .lookups = &done};
+                sharers[i] = (struct sharer){.space = space,
+                                             .random = {seed * 31 + i},
+                                             .stop = &stop,
+                                             .lookups = &done};
                 pthread_create(&threads[i], NULL, sharer_main, &sharers[i]);
         }
         while (done < lookups)

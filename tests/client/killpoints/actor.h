@@ -16,16 +16,16 @@
 
 /* Shared by the test, its actors and its observer. */
 struct stage {
-        _Atomic uint64_t points;    /* of the operation, counted in a run without a signal */
-        _Atomic uint64_t survived;  /* operations that had fewer points this time */
-        _Atomic bool prepared;      /* the operation begins */
-        _Atomic uint32_t daemon;    /* number of the daemon: 1, 2, ... */
+        _Atomic uint64_t points;   /* of the operation, counted in a run without a signal */
+        _Atomic uint64_t survived; /* operations that had fewer points this time */
+        _Atomic bool prepared;     /* the operation begins */
+        _Atomic uint32_t daemon;   /* number of the daemon: 1, 2, ... */
         /* number of the daemon under which the observer has its chain in the cache */
         _Atomic uint32_t settled;
         _Atomic uint64_t looks, bytes_checked; /* the observer's */
         _Atomic uint64_t bytes_wrong;          /* of all processes */
         _Atomic bool stop;
-        sem_t asked, rested, resumed;          /* for observer_rest, observer_resume */
+        sem_t asked, rested, resumed; /* for observer_rest, observer_resume */
 };
 
 #define CAUSAL_SPACE "causal"
@@ -43,12 +43,12 @@ struct actor;
 struct operation {
         const char *name;
         int (*prepare)(struct actor *);
-        int (*run)(struct actor *);    /* negative: failed, see kvd.h */
+        int (*run)(struct actor *); /* negative: failed, see kvd.h */
         /* number of wrong bytes that it holds afterwards */
         size_t (*wrong)(struct actor *);
         /* another process; writes a byte when ready */
         void (*partner)(const char *socket, struct stage *, int ready);
-        bool restart;                  /* whether the daemon is replaced between prepare and run */
+        bool restart; /* whether the daemon is replaced between prepare and run */
 };
 
 extern const struct operation operations[]; /* the last name is NULL */

@@ -25,9 +25,7 @@ static int the_signal;
 static uint64_t stopped_ns; /* total time for which the signals stopped this process */
 static struct random dice;
 
-static struct range {
-        uintptr_t from, to;
-} ranges[MAX_RANGES];
+static struct range { uintptr_t from, to; } ranges[MAX_RANGES];
 static uint32_t n_ranges;
 
 /* ---- shared memory --------------------------------------------------------------------------- */

@@ -21,7 +21,7 @@ void hook_install(void);
 /* Points are counted from hook_start to hook_stop. What else happens at points is set before: */
 /* SIGKILL or SIGSTOP at the nth point; 0: never. Deadlines do not advance during a stop. */
 void hook_signal_at(uint64_t nth, int signal);
-void hook_shake(uint64_t seed);                /* short pauses at some points */
+void hook_shake(uint64_t seed); /* short pauses at some points */
 void hook_start(void);
 uint64_t hook_stop(void); /* number of points since hook_start; resets the settings */
 

@@ -334,13 +334,17 @@ static void end(struct test *t, uint32_t fds) {
 }
 
 static void parse(struct test *t, int argc, char **argv) {
-        static const struct option known[] = {
-                {"seconds", required_argument, NULL, 's'}, {"limit", required_argument, NULL, 'l'},
-                {"all", no_argument, NULL, 'a'},           {"seed", required_argument, NULL, 'r'},
-                {"operation", required_argument, NULL, 'o'}, {"churn", no_argument, NULL, 'c'},
-                {"stop", no_argument, NULL, 'S'},          {"mutant", no_argument, NULL, 'm'},
-                {"arena", no_argument, NULL, 'A'},         {"epoll", no_argument, NULL, 'e'},
-                {0}};
+        static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
+                                              {"limit", required_argument, NULL, 'l'},
+                                              {"all", no_argument, NULL, 'a'},
+                                              {"seed", required_argument, NULL, 'r'},
+                                              {"operation", required_argument, NULL, 'o'},
+                                              {"churn", no_argument, NULL, 'c'},
+                                              {"stop", no_argument, NULL, 'S'},
+                                              {"mutant", no_argument, NULL, 'm'},
+                                              {"arena", no_argument, NULL, 'A'},
+                                              {"epoll", no_argument, NULL, 'e'},
+                                              {0}};
         int c;
 
         while ((c = getopt_long(argc, argv, "", known, NULL)) != -1)

@@ -275,7 +275,8 @@ static void parse(struct litmus *l, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        struct litmus l = {.seed = (uint64_t)time(NULL), .n_blocks = 2,
+        struct litmus l = {.seed = (uint64_t)time(NULL),
+                           .n_blocks = 2,
                            .n_readers = MIN(processors(), MAX_READERS)};
 
         parse(&l, argc, argv);

@@ -223,8 +223,9 @@ START_TEST(attention_is_right) {
         static const struct {
                 uint32_t layers, groups, kv_heads, heads, dim, tokens;
         } rows[] = {
-                {1, 1, 1, 1, 8, 16}, {2, 1, 2, 4, 32, 16}, {4, 2, 3, 3, 16, 4}, {2, 2, 2, 6, 64, 1},
-                {3, 3, 1, 5, 7, 5},  {2, 1, 4, 8, 128, 8}, {1, 1, 3, 6, 80, 20},
+                {1, 1, 1, 1, 8, 16},  {2, 1, 2, 4, 32, 16}, {4, 2, 3, 3, 16, 4},
+                {2, 2, 2, 6, 64, 1},  {3, 3, 1, 5, 7, 5},   {2, 1, 4, 8, 128, 8},
+                {1, 1, 3, 6, 80, 20},
         };
 
         start_daemon();
@@ -330,8 +331,10 @@ START_TEST(other_contents_are_refused) {
         expect_refused(write_one(0, table(0, 1)), "f32, f16 and bf16");
         end_sequence();
         space = kvd_space_close(space);
-        open_space(&(struct kvd_geometry){
-                .block_tokens = 4, .block_bytes = 4096, .layout = "theirs", .vocab = VOCAB});
+        open_space(&(struct kvd_geometry){.block_tokens = 4,
+                                          .block_bytes = 4096,
+                                          .layout = "theirs",
+                                          .vocab = VOCAB});
         start_sequence(0, 4);
         expect_refused(write_one(0, table(0, 1)), "opaque blocks (theirs)");
         expect_refused(attend_one(table(0, 1), 2, 1.0f), "opaque");
@@ -531,9 +534,8 @@ END_TEST
 
 SUITE("attend",
       WHEN(on_gpu(), TESTS(blocks_on_a_gpu_are_refused, fixed_addresses_on_a_gpu_are_refused)),
-      WHEN(!on_gpu(),
-           LOOPS(6, attention_is_right),
+      WHEN(!on_gpu(), LOOPS(6, attention_is_right),
            TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
-                 other_contents_are_refused, a_table_outlives_its_daemon,
-                 scratch_memory_is_reused, threads_share_a_space,
-                 more_threads_than_scratches_share_a_space, a_forked_child_is_refused)))
+                 other_contents_are_refused, a_table_outlives_its_daemon, scratch_memory_is_reused,
+                 threads_share_a_space, more_threads_than_scratches_share_a_space,
+                 a_forked_child_is_refused)))

@@ -126,9 +126,11 @@ START_TEST(a_nul_byte_is_refused) {
         static const char comment[] = "# \0\n[daemon]\n";
 
         ck_assert_int_lt(read_bytes(text, sizeof text - 1, NULL), 0);
-        ck_assert_str_eq(why.line + strlen(path), ":2: byte 10 is a control character (0x00); remove it");
+        ck_assert_str_eq(why.line + strlen(path),
+                         ":2: byte 10 is a control character (0x00); remove it");
         ck_assert_int_lt(read_bytes(comment, sizeof comment - 1, NULL), 0);
-        ck_assert_str_eq(why.line + strlen(path), ":1: byte 3 is a control character (0x00); remove it");
+        ck_assert_str_eq(why.line + strlen(path),
+                         ":1: byte 3 is a control character (0x00); remove it");
 }
 END_TEST
 
@@ -143,7 +145,8 @@ START_TEST(a_huge_file_is_refused) {
         fputs("#", f);
         fclose(f);
         ck_assert_int_lt(config_read(&config, path, false, NULL, &why), 0);
-        ck_assert_str_eq(why.line + strlen(path), ": it is larger than 1 MiB; is it a configuration?");
+        ck_assert_str_eq(why.line + strlen(path),
+                         ": it is larger than 1 MiB; is it a configuration?");
 }
 END_TEST
 
@@ -185,7 +188,8 @@ START_TEST(a_long_line_is_one_fault) {
         fclose(to);
         snprintf(expected, sizeof expected,
                  "%s:1: the line is longer than 2046 bytes; shorten it\n"
-                 "%s:2: '[what' lacks its closing bracket\n", path, path);
+                 "%s:2: '[what' lacks its closing bracket\n",
+                 path, path);
         ck_assert_str_eq(said, expected);
         free(said);
 }
@@ -251,9 +255,10 @@ START_TEST(all_mistakes_in_one_go) {
         size_t size;
         FILE *to = open_memstream(&said, &size);
 
-        ck_assert_int_lt(read_text("[daemon]\npoll = 1G\npool = lots\n[domain]\nusers = root\nquota = x\n"
-                                   "[domain a]\nusers = root\nquota = 1M\nisolation = none\n"),
-                         0);
+        ck_assert_int_lt(
+                read_text("[daemon]\npoll = 1G\npool = lots\n[domain]\nusers = root\nquota = x\n"
+                          "[domain a]\nusers = root\nquota = 1M\nisolation = none\n"),
+                0);
         ck_assert_int_lt(options_check(&options, to), 0);
         fclose(to);
         snprintf(expected, sizeof expected,
@@ -374,9 +379,7 @@ START_TEST(bad_command_lines) {
 }
 END_TEST
 
-SUITE("config",
-      FIXTURE(setup, teardown),
-      LOOPS(ARRAY_SIZE(mistakes), a_mistake_has_a_place),
+SUITE("config", FIXTURE(setup, teardown), LOOPS(ARRAY_SIZE(mistakes), a_mistake_has_a_place),
       LOOPS(ARRAY_SIZE(contradictions), a_contradiction_is_named),
       LOOPS(ARRAY_SIZE(named), doubtful_line_endings_are_named),
       TESTS(a_nul_byte_is_refused, a_huge_file_is_refused, a_long_line_is_one_fault),

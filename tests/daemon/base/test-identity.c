@@ -57,8 +57,8 @@ static void setup(void) {
         chmod(in.dir, 0755);
         ck_assert_int_eq(unshare(CLONE_NEWNS), 0);
         ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
-        replace("/etc/passwd", "passwd", "root:x:0:0::/:/bin/sh\n" KVD_LINE
-                                         "other:x:4331:4332::/:/bin/sh\n");
+        replace("/etc/passwd", "passwd",
+                "root:x:0:0::/:/bin/sh\n" KVD_LINE "other:x:4331:4332::/:/bin/sh\n");
         replace("/etc/group", "group", "root:x:0:\nmore:x:4400:other,kvd\n");
         ck_assert_int_eq(setgroups(1, (const gid_t[]){4500}), 0);
         log = open(write_text("log", ""), O_WRONLY | O_APPEND);
@@ -246,10 +246,7 @@ static bool can_be_tested(void) {
         return false;
 }
 
-SUITE("identity",
-      SKIP_IF(!can_be_tested()),
-      FIXTURE(setup, teardown),
+SUITE("identity", SKIP_IF(!can_be_tested()), FIXTURE(setup, teardown),
       TESTS(a_user_with_its_groups, a_number_without_entry, unless_told_the_user_kvd,
             there_is_no_such_user),
-      LOOPS(2, root_stays_root_if_told),
-      TESTS(refused, it_serves_and_ends))
+      LOOPS(2, root_stays_root_if_told), TESTS(refused, it_serves_and_ends))

@@ -56,8 +56,12 @@ START_TEST(client_names_stay_in_their_quotes) {
         expect_called("x', process 1, user 0) of domain root left",
                       "x?, process 1, user 0) of domain root left");
         expect_called("x\" `reboot` \\n", "x? ?reboot? ?n");
-        expect_called("\xe2\x80\xae" "tfel", "???tfel");         /* right-to-left override */
-        expect_called("a\xe2\x80\x8b" "b", "a???b");             /* zero-width space */
+        expect_called("\xe2\x80\xae"
+                      "tfel",
+                      "???tfel"); /* right-to-left override */
+        expect_called("a\xe2\x80\x8b"
+                      "b",
+                      "a???b"); /* zero-width space */
         for (const char *p = log_lines(); *p; p++)
                 ck_assert_msg(*p == '\n' || (*p >= 0x20 && *p <= 0x7e), "byte %#x in the log",
                               (uint8_t)*p);
@@ -79,8 +83,12 @@ static void expect_no_name(const char *name) {
 }
 
 START_TEST(names_that_are_not_plain_words_are_refused) {
-        static const char *const wrong[] = {"x' of domain root was made", "x\xe2\x80\xae", "x y", "",
-                                            "x\nkvd: space 'y", "\x1b[2J"};
+        static const char *const wrong[] = {"x' of domain root was made",
+                                            "x\xe2\x80\xae",
+                                            "x y",
+                                            "",
+                                            "x\nkvd: space 'y",
+                                            "\x1b[2J"};
         struct peer_end *p = peer_connect(in.socket);
         struct kvd_msg reply;
 

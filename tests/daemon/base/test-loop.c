@@ -369,7 +369,8 @@ START_TEST(idle_work_has_its_share_of_a_flood) {
                 loop_timer_set(loop, &timer, sys_now_ns() + 20000000);
                 run();
         }
-        ck_assert_uint_gt(calls, 20 * 10); /* idle work is done between the calls, not before them */
+        ck_assert_uint_gt(calls,
+                          20 * 10); /* idle work is done between the calls, not before them */
         close_loop();
 }
 END_TEST

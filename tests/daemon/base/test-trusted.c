@@ -59,7 +59,8 @@ static void expect_refused(enum trust trust, const char *text) {
 
         ck_assert_int_eq(try(trust, geteuid()), TRUSTED_NOT);
         snprintf(begin, sizeof begin, "setting %s: ", path);
-        ck_assert_msg(strstr(why.line, begin) == why.line && strstr(why.line, text), "%s", why.line);
+        ck_assert_msg(strstr(why.line, begin) == why.line && strstr(why.line, text), "%s",
+                      why.line);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -199,8 +200,8 @@ START_TEST(others_must_not_be_able_to_replace_the_socket) {
                 uid_t owner;
                 mode_t mode;
                 bool good;
-        } folders[] = {{0, 0755, true},        {0, 01777, true},        {KVD_USER, 0755, true},
-                       {0, 0777, false},       {0, 0775, false},        {MALLORY, 0755, false},
+        } folders[] = {{0, 0755, true},        {0, 01777, true}, {KVD_USER, 0755, true},
+                       {0, 0777, false},       {0, 0775, false}, {MALLORY, 0755, false},
                        {MALLORY, 01777, false}};
 
         for (size_t i = 0; i < ARRAY_SIZE(folders); i++) {
@@ -234,8 +235,8 @@ static void expect_no_start(const char *arguments, int status, const char *text)
         char command[1000], said[1000] = "";
         FILE *f;
 
-        snprintf(command, sizeof command,
-                 "exec timeout 60 %s --backend host --pool 4M %s 2>&1", getenv("KVD"), arguments);
+        snprintf(command, sizeof command, "exec timeout 60 %s --backend host --pool 4M %s 2>&1",
+                 getenv("KVD"), arguments);
         f = popen(command, "re");
         ck_assert_ptr_nonnull(f);
         said[fread(said, 1, sizeof said - 1, f)] = 0;
@@ -248,9 +249,9 @@ START_TEST(a_setting_that_names_another_users_file_is_refused) {
         bool two = _i == 1;
 
         make(path, MALLORY, 0666);
-        snprintf(arguments, sizeof arguments,
-                 "--private %s --set %s --set 'daemon.%s=%s%s%s'", in.dir, settings[_i].more,
-                 settings[_i].setting, two ? other : "", two ? "," : "", path);
+        snprintf(arguments, sizeof arguments, "--private %s --set %s --set 'daemon.%s=%s%s%s'",
+                 in.dir, settings[_i].more, settings[_i].setting, two ? other : "", two ? "," : "",
+                 path);
         snprintf(text, sizeof text, "%s %s: " OWNER, settings[_i].setting, path);
         expect_no_start(arguments, 2, text);
 }
@@ -281,9 +282,8 @@ END_TEST
 SUITE("trusted", SKIP_IF(geteuid() != 0), FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(files), a_file_is_opened_if_no_other_user_could_change_it),
       TESTS(the_user_that_kvd_becomes_is_trusted, only_own_files_in_a_sticky_folder_are_opened,
-            a_hard_link_is_refused,
-            a_link_is_followed_if_it_is_ours, a_path_that_is_not_a_file_is_refused,
-            others_must_not_be_able_to_replace_the_socket),
+            a_hard_link_is_refused, a_link_is_followed_if_it_is_ours,
+            a_path_that_is_not_a_file_is_refused, others_must_not_be_able_to_replace_the_socket),
       LOOPS(ARRAY_SIZE(settings), a_setting_that_names_another_users_file_is_refused),
       LOOPS(2, a_configuration_that_others_may_change_is_refused,
             a_socket_in_a_folder_of_another_user_is_refused))

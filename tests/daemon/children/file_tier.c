@@ -163,8 +163,9 @@ uint32_t resident(const uint32_t *of) {
         ck_assert_int_ge(n, 0);
         n_blocks = DIV_UP((uint32_t)n, BLOCK_TOKENS);
         for (uint32_t i = 0; i < n_blocks; i++)
-                ck_assert_uint_eq(
-                        oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES, seed_of(of, i)), 0);
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
+                                               seed_of(of, i)),
+                                  0);
         kvd_unpin(space, &pin);
         return n_blocks;
 }
@@ -232,6 +233,5 @@ void rot(const uint32_t *of, uint32_t block) {
 bool is_erased(void) {
         struct kvd_msg m = peer_call(watcher, MSG(space_delete, .space = kvd_slice_of("s")));
 
-        return m.number == KVD_MSG_error ? m.error.code == ENOENT :
-                                           !m.space_delete_reply.erasing;
+        return m.number == KVD_MSG_error ? m.error.code == ENOENT : !m.space_delete_reply.erasing;
 }

@@ -167,20 +167,28 @@ static const char *const *settings(const struct machine *m) {
         static char remote[128], key[160], password[160], from[192], ca[128];
         uint32_t number = (uint32_t)(m - machines);
         static const char *list[16];
-        const char *own[] = {"daemon.pool=4M", "daemon.segment=1M", "daemon.remote_depth=0",
-                             "daemon.remote_timeout=10000", "daemon.host_tier_depth=0", remote, key,
-                             password, from, ca};
+        const char *own[] = {"daemon.pool=4M",
+                             "daemon.segment=1M",
+                             "daemon.remote_depth=0",
+                             "daemon.remote_timeout=10000",
+                             "daemon.host_tier_depth=0",
+                             remote,
+                             key,
+                             password,
+                             from,
+                             ca};
 
         if (on_mooncake())
                 strcpy(remote, "daemon.remote=mooncake://127.0.0.1:50051");
         else
                 snprintf(remote, sizeof remote, "daemon.remote=%s://%s:%u",
-                         tls_folder[0] ? "rediss" : "redis",
-                         tls_folder[0] ? tls_host : "127.0.0.1", servers[0].port);
+                         tls_folder[0] ? "rediss" : "redis", tls_folder[0] ? tls_host : "127.0.0.1",
+                         servers[0].port);
         snprintf(key, sizeof key, "daemon.remote_key=%s", key_file[number]);
         snprintf(password, sizeof password, "daemon.remote_password=%s", password_file);
         snprintf(from, sizeof from, "daemon.remote_library=%s", library);
-        snprintf(ca, sizeof ca, "daemon.remote_ca=%s%s", tls_folder, tls_folder[0] ? "/ca.pem" : "");
+        snprintf(ca, sizeof ca, "daemon.remote_ca=%s%s", tls_folder,
+                 tls_folder[0] ? "/ca.pem" : "");
         memcpy(list, own, sizeof own);
         memcpy(list + ARRAY_SIZE(own), more, sizeof more);
         return list;
@@ -305,8 +313,9 @@ uint32_t resident(struct machine *m, const uint32_t *of) {
         ck_assert_int_ge(n, 0);
         n_blocks = DIV_UP((uint32_t)n, BLOCK_TOKENS);
         for (uint32_t i = 0; i < n_blocks; i++)
-                ck_assert_uint_eq(
-                        oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES, seed_of(of, i)), 0);
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
+                                               seed_of(of, i)),
+                                  0);
         kvd_unpin(m->space, &pin);
         return n_blocks;
 }

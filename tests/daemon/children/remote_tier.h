@@ -30,7 +30,7 @@ extern uint32_t n_servers;
 /* Folder with the certificates "ca" and "server", which "ca" has signed; "" without TLS. */
 extern char tls_folder[64];
 extern const struct redis_tls server_tls; /* with the certificate "server" */
-extern const char *tls_host; /* the server's host, as machines name it with TLS */
+extern const char *tls_host;              /* the server's host, as machines name it with TLS */
 void make_certificates(void);
 
 bool on_mooncake(void);
@@ -40,7 +40,7 @@ void servers_hang(bool hang);
 void servers_fill(bool full); /* full servers refuse all writes */
 void servers_forget(void);    /* loses all data, as a restart does */
 uint32_t servers_change(size_t (*change)(uint8_t *value, size_t n)); /* returns number of values */
-uint64_t servers_puts(void);  /* number of puts so far */
+uint64_t servers_puts(void);                                         /* number of puts so far */
 uint64_t servers_gets(void);
 
 /* ---- machines -------------------------------------------------------------------------------- */
@@ -49,9 +49,9 @@ extern char key_file[MACHINES][64]; /* "" if none */
 extern char password_file[64];      /* "" if none */
 extern char library[128];           /* path of Mooncake's library */
 extern const char *more[6];         /* settings of all machines, terminated by NULL */
-extern uint32_t remote_tier; /* number of the remote tier; the host tier comes before it */
-extern uint32_t kind;        /* of spaces; 0: causal */
-extern uint32_t n_tokens;    /* of a chain, whose last block may be filled in part */
+extern uint32_t remote_tier;        /* number of the remote tier; the host tier comes before it */
+extern uint32_t kind;               /* of spaces; 0: causal */
+extern uint32_t n_tokens;           /* of a chain, whose last block may be filled in part */
 extern const struct kvd_geometry geometry;
 
 struct kvd_msg_tier_info_reply tier(struct machine *m);
@@ -66,7 +66,7 @@ pid_t remote_process(const struct machine *m);
 void kill_remote_process(struct machine *m); /* and waits for the next one */
 
 void start_a_server(void);
-void start_all(void); /* a fixture: one server, all machines */
+void start_all(void);   /* a fixture: one server, all machines */
 void start_whole(void); /* the same with bidirectional spaces */
 void stop_all(void);
 void make_key(uint32_t machine, uint8_t byte);

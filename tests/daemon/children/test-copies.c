@@ -401,8 +401,7 @@ END_TEST
 
 SUITE("copies-in-files", FIXTURE(start, NULL),
       TESTS(more_than_memory_takes_leaves_and_comes_back, a_waiting_client_gets_all,
-            no_byte_is_lost_with_disk_processes_that_die_at_random,
-            corrupt_copies_are_never_shown),
+            no_byte_is_lost_with_disk_processes_that_die_at_random, corrupt_copies_are_never_shown),
       LOOPS(2, closed_sequences_leave_no_slot, a_client_that_is_killed_meanwhile_leaves_no_slot,
             a_disk_process_that_dies_costs_no_copy),
       LOOPS(3, a_daemon_that_dies_leaves_no_slot_and_loses_no_record))

@@ -366,8 +366,8 @@ END_TEST
 /* Deleted blocks do not come back after a restart. */
 START_TEST(deleted_is_deleted) {
         write_chain();
-        ck_assert_uint_eq(peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"),
-                                               .force = 1))
+        ck_assert_uint_eq(peer_ok(watcher,
+                                  MSG(space_delete, .space = kvd_slice_of("s"), .force = 1))
                                   .space_delete_reply.erasing,
                           1);
         WAIT_UNTIL(is_erased());
@@ -424,7 +424,8 @@ START_TEST(the_disk_dies_during_evict_to_file) {
         r = wait_for_the_file();
         ck_assert_msg(r == 0 || r == ENOSPC, "%s", strerror((int)r));
         ck_assert_uint_eq(r == 0, tier().records == BLOCKS);
-        ck_assert_msg(r == 0 || why_has("last error: a process that works for the daemon ended"), "%d", r);
+        ck_assert_msg(r == 0 || why_has("last error: a process that works for the daemon ended"),
+                      "%d", r);
         ck_assert_uint_eq(resident(tokens), BLOCKS);
         ck_assert_uint_eq(all_to_file(), 0);
         evict_all();
@@ -604,14 +605,12 @@ START_TEST(a_file_whose_processes_always_die_is_off_and_stays_quiet) {
 END_TEST
 
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
-      TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
-            lookups_say_what_is_below, lookups_promise_only_what_fetches_bring,
-            a_killed_daemons_disk_process_is_waited_for,
-            a_disk_process_that_hangs_is_not_waited_for,
-            a_deleted_file_is_reported,
+      TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on, lookups_say_what_is_below,
+            lookups_promise_only_what_fetches_bring, a_killed_daemons_disk_process_is_waited_for,
+            a_disk_process_that_hangs_is_not_waited_for, a_deleted_file_is_reported,
             only_missing_blocks_are_fetched, others_are_not_there, deleted_is_deleted,
-            a_dropped_space_comes_back,
-            evict_to_a_full_file_says_so, a_killed_evict_to_file_leaves_nothing_behind,
-            the_disk_dies_during_evict_to_file, a_disk_process_that_dies_is_replaced, rot_is_a_miss,
-            a_full_file_goes_on, a_file_that_cannot_be_used_costs_nothing,
+            a_dropped_space_comes_back, evict_to_a_full_file_says_so,
+            a_killed_evict_to_file_leaves_nothing_behind, the_disk_dies_during_evict_to_file,
+            a_disk_process_that_dies_is_replaced, rot_is_a_miss, a_full_file_goes_on,
+            a_file_that_cannot_be_used_costs_nothing,
             a_file_whose_processes_always_die_is_off_and_stays_quiet))

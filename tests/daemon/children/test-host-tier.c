@@ -23,8 +23,8 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static const char *settings_now[] = {"daemon.pool=16M", "daemon.segment=2M", "daemon.host_tier_depth=0",
-                                     "daemon.host_tier=8M", NULL};
+static const char *settings_now[] = {"daemon.pool=16M", "daemon.segment=2M",
+                                     "daemon.host_tier_depth=0", "daemon.host_tier=8M", NULL};
 
 static void start_with(const char *host_tier) {
         settings_now[3] = host_tier;
@@ -47,8 +47,8 @@ static void start_with_file(const char *host_tier) {
         snprintf(file, sizeof file, "/var/tmp/kvd-test-host-%d", getpid());
         snprintf(path, sizeof path, "daemon.file=%s", file);
         unlink(file);
-        instance_start(&in, SETTINGS("daemon.pool=16M", "daemon.segment=2M", path, "daemon.file_size=16M",
-                                     "daemon.file_depth=0", host_tier));
+        instance_start(&in, SETTINGS("daemon.pool=16M", "daemon.segment=2M", path,
+                                     "daemon.file_size=16M", "daemon.file_depth=0", host_tier));
         watcher = peer_attach(in.socket);
         connect_to_it();
 }
@@ -340,7 +340,8 @@ static void make_and_write(uint32_t from, uint32_t to) {
 
         for (uint32_t i = from; i < to; i++)
                 make_chain(chain(i));
-        WAIT_UNTIL(tier_of(1).written_bytes - before >= (to - from) * (uint64_t)BLOCKS * RECORD_BYTES);
+        WAIT_UNTIL(tier_of(1).written_bytes - before >=
+                   (to - from) * (uint64_t)BLOCKS * RECORD_BYTES);
 }
 
 static void fetch_whole(uint32_t which) {
@@ -511,12 +512,11 @@ START_TEST(copies_leave_room_on_the_way) {
 END_TEST
 
 /* With legacy handles, a space is one segment and cannot be deleted while it has clients. */
-SUITE("host-tier",
-      opaque = argc > 1,
+SUITE("host-tier", opaque = argc > 1,
       TESTS(evicted_blocks_come_back, it_is_bounded, there_are_no_places_left,
             a_flipped_copy_is_a_miss, a_client_that_leaves, a_daemon_that_is_killed,
             a_file_is_behind_it, a_flipped_copy_is_read_from_the_file, nothing_stays_on_its_way),
       WHEN(strcmp(getenv("KVD_TEST_BACKEND"), "cuda") == 0,
-           TESTS(a_deleted_space_leaves_nothing, a_worker_that_dies, a_worker_that_dies_before_a_file,
-                 a_space_that_is_deleted_on_its_way),
+           TESTS(a_deleted_space_leaves_nothing, a_worker_that_dies,
+                 a_worker_that_dies_before_a_file, a_space_that_is_deleted_on_its_way),
            WHEN(AMOUNT(!opaque, false), TESTS(copies_leave_room_on_the_way))))

@@ -61,8 +61,7 @@ static void be_strange(int fd, uint32_t how) {
                 size_t size = strlen(strange[how].says);
 
                 send(fd, strange[how].says, size, MSG_NOSIGNAL);
-                while (strange[how].slowly && !strange_ends &&
-                       send(fd, "G", 1, MSG_NOSIGNAL) == 1)
+                while (strange[how].slowly && !strange_ends && send(fd, "G", 1, MSG_NOSIGNAL) == 1)
                         usleep(20000);
         }
         close(fd);
@@ -217,7 +216,8 @@ START_TEST(a_password_is_told) {
 END_TEST
 
 START_TEST(a_user_is_told) {
-        ck_assert_str_eq(REDIS(&servers[0], "ACL", "SETUSER", "kvd", "on", ">sesame", "~*", "+@all"),
+        ck_assert_str_eq(REDIS(&servers[0], "ACL", "SETUSER", "kvd", "on", ">sesame", "~*",
+                               "+@all"),
                          "OK");
         ck_assert_str_eq(REDIS(&servers[0], "CONFIG", "SET", "requirepass", "another"), "OK");
         with_password("kvd:another", "away", "WRONGPASS");
@@ -227,7 +227,8 @@ END_TEST
 
 /* Names all servers, or only one with TLS, as the others have its certificate. */
 static void name_all(char *line, size_t size) {
-        size_t n = (size_t)snprintf(line, size, "daemon.remote=%s://", on_tls() ? "rediss" : "redis");
+        size_t n = (size_t)snprintf(line, size, "daemon.remote=%s://",
+                                    on_tls() ? "rediss" : "redis");
 
         for (uint32_t i = 0; i < (on_tls() ? 1 : n_servers); i++)
                 n += (size_t)snprintf(line + n, size - n, "%s127.0.0.1:%u", i ? "," : "",
@@ -239,7 +240,8 @@ START_TEST(a_cluster_asks_for_a_password) {
         char remote[96];
 
         for (uint32_t i = 0; i < n_servers; i++)
-                ck_assert_str_eq(REDIS(&servers[i], "CONFIG", "SET", "requirepass", "sesame"), "OK");
+                ck_assert_str_eq(REDIS(&servers[i], "CONFIG", "SET", "requirepass", "sesame"),
+                                 "OK");
         name_all(remote, sizeof remote);
         write_password("sesame");
         start_machine(&machines[0], "on");
@@ -363,8 +365,8 @@ START_TEST(a_slot_moves) {
         for (uint32_t i = 0; i < 100; i++) {
                 snprintf(slot, sizeof slot, "%u", i);
                 for (uint32_t k = 0; k < REDIS_CLUSTER; k++)
-                        ck_assert_str_eq(
-                                REDIS(&servers[k], "CLUSTER", "SETSLOT", slot, "NODE", id), "OK");
+                        ck_assert_str_eq(REDIS(&servers[k], "CLUSTER", "SETSLOT", slot, "NODE", id),
+                                         "OK");
         }
         evict_all(&machines[0]);
         make_chain(&machines[1], tokens);
@@ -395,14 +397,16 @@ START_TEST(a_prefix_with_a_hole_is_missed) {
 }
 END_TEST
 
-SUITE("remote-redis", SKIP_IF(!servers_are_there()), CASE("cluster"), FIXTURE(start_on_cluster, stop_all),
-      TESTS(a_cluster_is_one, one_of_a_cluster_dies, a_slot_moves),
-      CASE("password"), FIXTURE(start_a_server, stop_all), TESTS(a_password_is_told, a_user_is_told),
+SUITE("remote-redis", SKIP_IF(!servers_are_there()), CASE("cluster"),
+      FIXTURE(start_on_cluster, stop_all),
+      TESTS(a_cluster_is_one, one_of_a_cluster_dies, a_slot_moves), CASE("password"),
+      FIXTURE(start_a_server, stop_all), TESTS(a_password_is_told, a_user_is_told),
       CASE("password of a cluster"), FIXTURE(start_a_cluster, stop_all),
-      TESTS(a_cluster_asks_for_a_password),
-      CASE("whole"), FIXTURE(start_whole, stop_all), TESTS(a_prefix_with_a_hole_is_missed),
-      CASE("refusals"), FIXTURE(start_and_read_log, stop_and_let_log_go),
+      TESTS(a_cluster_asks_for_a_password), CASE("whole"), FIXTURE(start_whole, stop_all),
+      TESTS(a_prefix_with_a_hole_is_missed), CASE("refusals"),
+      FIXTURE(start_and_read_log, stop_and_let_log_go),
       TESTS(a_replica_says_why_it_takes_nothing, a_server_that_may_not_be_asked_says_so,
             servers_that_answer_again_are_said_to),
-      CASE("strange"), FIXTURE(prepare_for_strange, stop_all), LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
+      CASE("strange"), FIXTURE(prepare_for_strange, stop_all),
+      LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
       TESTS(settings_that_make_no_sense_are_refused))

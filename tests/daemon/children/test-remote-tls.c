@@ -146,7 +146,8 @@ START_TEST(a_server_without_tls_is_away) {
         start_server(NULL);
         start_machine(&machines[0], "away");
         WAIT_UNTIL(strstr(why_away(&machines[0]), "it does not speak TLS") ||
-                   strstr(why_away(&machines[0]), "it did not continue the TLS handshake within 500 ms"));
+                   strstr(why_away(&machines[0]),
+                          "it did not continue the TLS handshake within 500 ms"));
         ck_assert(!fetch(&machines[0]));
 }
 END_TEST
@@ -303,8 +304,7 @@ START_TEST(a_server_dies_in_the_middle_and_comes_back) {
 
                 write_chain(&machines[0]);
                 evict_all(&machines[0]);
-                ck_assert_int_ge(
-                        kvd_fetch(machines[0].space, 0, 0, tokens, n_tokens, &p.fd), 0);
+                ck_assert_int_ge(kvd_fetch(machines[0].space, 0, 0, tokens, n_tokens, &p.fd), 0);
                 usleep(1500 * i);
                 redis_again(&servers[0], &server_tls);
                 ck_assert(p.fd < 0 || poll(&p, 1, PATIENCE_MS) == 1);
@@ -363,13 +363,12 @@ START_TEST(files_that_make_no_sense_are_refused) {
 }
 END_TEST
 
-SUITE("remote-tls", SKIP_IF(!redis_has_tls()),
-      CASE("certificates"), FIXTURE(prepare, stop_all),
+SUITE("remote-tls", SKIP_IF(!redis_has_tls()), CASE("certificates"), FIXTURE(prepare, stop_all),
       LOOPS(ARRAY_SIZE(servers_that), certificates_are_verified),
       TESTS(a_renewed_certificate_is_believed, a_server_asks_for_a_certificate,
             a_server_without_tls_is_away, a_server_with_tls_wants_it,
             files_that_make_no_sense_are_refused),
       CASE("death"), FIXTURE(start_own, stop_all),
-      TESTS(a_server_dies_in_the_middle_and_comes_back),
-      CASE("drips"), FIXTURE(start_dripping, stop_proxy), TESTS(bytes_come_one_by_one),
-      CASE("cuts"), FIXTURE(start_whole_wire, stop_proxy), TESTS(a_wire_is_cut_anywhere))
+      TESTS(a_server_dies_in_the_middle_and_comes_back), CASE("drips"),
+      FIXTURE(start_dripping, stop_proxy), TESTS(bytes_come_one_by_one), CASE("cuts"),
+      FIXTURE(start_whole_wire, stop_proxy), TESTS(a_wire_is_cut_anywhere))

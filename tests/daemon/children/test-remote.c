@@ -225,7 +225,8 @@ START_TEST(full_servers_are_asked_now_and_then) {
         ck_assert_uint_ge(sys_now_ns() - began, 100000000);
         ck_assert(tier_is(&machines[0], "on"));
         ck_assert_uint_eq(tier(&machines[0]).written_bytes, 0);
-        ck_assert_msg(strstr(why_away(&machines[0]), on_mooncake() ? "batch_put_from returned -200" : "OOM "),
+        ck_assert_msg(strstr(why_away(&machines[0]),
+                             on_mooncake() ? "batch_put_from returned -200" : "OOM "),
                       "%s", why_away(&machines[0]));
         servers_fill(false);
         WAIT_UNTIL(tier(&machines[0]).written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
@@ -265,7 +266,7 @@ static size_t swap(uint8_t *value, size_t n) {
 }
 
 START_TEST(lies_are_misses) {
-        static size_t (*const lies[])(uint8_t *, size_t) = {flip, flip, flip, flip, flip,
+        static size_t (*const lies[])(uint8_t *, size_t) = {flip, flip, flip,  flip, flip,
                                                             cut,  grow, empty, swap};
         static const uint32_t at[] = {3, 17, 25, 40, 9999};
         uint32_t n;
@@ -297,7 +298,8 @@ START_TEST(the_process_is_killed_in_the_middle) {
 
                 evict_all(&machines[0]);
                 ck_assert_int_ge(kvd_fetch(machines[0].space, 0, 0, tokens, BLOCKS * BLOCK_TOKENS,
-                                           &p.fd), 0);
+                                           &p.fd),
+                                 0);
                 usleep(2000 * i);
                 kill_remote_process(&machines[0]);
                 ck_assert_int_eq(p.fd < 0 ? 1 : poll(&p, 1, PATIENCE_MS), 1);
@@ -324,7 +326,8 @@ START_TEST(the_daemon_is_killed_in_the_middle) {
                 int fd = -1;
 
                 ck_assert_int_ge(kvd_fetch(machines[0].space, 0, 0, tokens, BLOCKS * BLOCK_TOKENS,
-                                           &fd), 0);
+                                           &fd),
+                                 0);
                 usleep(3000 * i);
                 if (fd >= 0)
                         close(fd);
@@ -414,7 +417,8 @@ START_TEST(servers_go_away_while_a_worker_copies) {
         write_chain(&machines[0]);
         ck_assert_int_gt(worker, 0);
         ck_assert_int_eq(kill(worker, SIGSTOP), 0);
-        ck_assert_int_ge(kvd_fetch(machines[1].space, 0, 0, tokens, BLOCKS * BLOCK_TOKENS, &p.fd), 0);
+        ck_assert_int_ge(kvd_fetch(machines[1].space, 0, 0, tokens, BLOCKS * BLOCK_TOKENS, &p.fd),
+                         0);
         WAIT_UNTIL(servers_gets() >= BLOCKS);
         usleep(100000); /* so that the daemon has probably received them */
         servers_hang(true);
@@ -469,24 +473,21 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
            exit(suite_run(&suite_))),
       FIXTURE(start_all, stop_all),
       TESTS(the_second_machine_starts_warm, evicted_blocks_come_back,
-            what_is_there_is_not_sent_again, others_are_not_there,
-            spaces_are_found_by_fingerprint,
-            a_server_that_forgot_is_told_again,
-            full_servers_are_asked_now_and_then, the_process_is_killed_in_the_middle,
-            the_daemon_is_killed_in_the_middle),
-      LOOPS(9, lies_are_misses),
-      CASE("hang"), FIXTURE(start_impatiently, stop_all),
-      TESTS(a_server_that_hangs_costs_one_fetch),
-      CASE("process"), FIXTURE(start_with_short_waits, stop_all),
+            what_is_there_is_not_sent_again, others_are_not_there, spaces_are_found_by_fingerprint,
+            a_server_that_forgot_is_told_again, full_servers_are_asked_now_and_then,
+            the_process_is_killed_in_the_middle, the_daemon_is_killed_in_the_middle),
+      LOOPS(9, lies_are_misses), CASE("hang"), FIXTURE(start_impatiently, stop_all),
+      TESTS(a_server_that_hangs_costs_one_fetch), CASE("process"),
+      FIXTURE(start_with_short_waits, stop_all),
       TESTS(a_remote_process_that_hangs_is_not_waited_for),
-      WHEN(instance_on_gpu(), TESTS(servers_go_away_while_a_worker_copies),
-           CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
+      WHEN(instance_on_gpu(), TESTS(servers_go_away_while_a_worker_copies), CASE("host tier"),
+           FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
       CASE("whole"), FIXTURE(start_whole, stop_all),
       TESTS(prefixes_are_shared_whole, a_prefix_without_its_end_comes_back_whole),
       WHEN(!instance_on_gpu(), /* a GPU changes only the way of blocks, not keys */
            CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
            CASE("other keys"), FIXTURE(start_with_other_keys, stop_all),
-           TESTS(another_key_finds_nothing),
-           CASE("prefixes"), FIXTURE(start_a_server, stop_all),
-           TESTS(domains_with_the_same_prefix_share, domains_with_different_prefixes_share_nothing)))
+           TESTS(another_key_finds_nothing), CASE("prefixes"), FIXTURE(start_a_server, stop_all),
+           TESTS(domains_with_the_same_prefix_share,
+                 domains_with_different_prefixes_share_nothing)))

@@ -260,8 +260,7 @@ START_TEST(prefixes_with_one_hash_are_strangers) {
                 make_alike(alike[i], i);
                 ck_assert_uint_eq(kvd_hint_root(alike[i], TOKENS), kvd_hint_root(alike[0], TOKENS));
                 make_chain(alike[i]);
-                WAIT_UNTIL(tier().written_bytes >=
-                           (i + 1) * BLOCKS * (uint64_t)RECORD_BYTES);
+                WAIT_UNTIL(tier().written_bytes >= (i + 1) * BLOCKS * (uint64_t)RECORD_BYTES);
         }
         for (uint32_t round = 0; round < 2; round++) {
                 evict_all();

@@ -61,7 +61,8 @@ static void rest(struct kvd_msg_work_reply *reply) {
 
         rests_since = more ? sys_now_ns() : 0;
         if (more)
-                *reply = (struct kvd_msg_work_reply){.id = reply->id, .more = 1, .busy_us = BUSY_US};
+                *reply =
+                        (struct kvd_msg_work_reply){.id = reply->id, .more = 1, .busy_us = BUSY_US};
 }
 
 static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply,
@@ -121,7 +122,8 @@ static int fake_main(enum fake fake, int socket) {
                         answer_work(fake, job, &reply, result);
                 }
                 if (fake == REFUSES_SPACES && request.number == KVD_MSG_work_space)
-                        reply = (struct kvd_msg){.number = KVD_MSG_error, .serial = request.serial,
+                        reply = (struct kvd_msg){.number = KVD_MSG_error,
+                                                 .serial = request.serial,
                                                  .error = {ENOMEM, kvd_slice_of("no room")}};
                 reply.serial += fake == OTHER_SERIAL;
                 if (fake == OTHER_NUMBER)
@@ -291,5 +293,5 @@ SUITE("worker-fake",
       WHEN(argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"),
            _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), SYS_SPAWN_FD))),
       LOOPS(WRONG_CHECKSUMS, nothing_breaks),
-      TESTS(a_false_copy_never_comes_back, a_job_that_is_never_done_fails, a_worker_that_was_busy_has_a_rest,
-            a_worker_that_cannot_be_started))
+      TESTS(a_false_copy_never_comes_back, a_job_that_is_never_done_fails,
+            a_worker_that_was_busy_has_a_rest, a_worker_that_cannot_be_started))

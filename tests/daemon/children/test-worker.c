@@ -253,10 +253,21 @@ static void write_deadline(uint32_t seconds) {
 
 /* Starts a daemon that can be reloaded. Returns the socket that gets its notifications. */
 static int start_with_deadline(uint32_t seconds) {
-        const char *arguments[] = {"--private", in.dir, "--config", config, "--pool", "64M",
-                                   "--set", "daemon.segment=1M", "--set", "daemon.quarantine_ms=20",
-                                   "--backend", getenv("KVD_TEST_BACKEND") ?: "host",
-                                   instance_on_gpu() ? "--set" : NULL, "daemon.reserve=1M", NULL};
+        const char *arguments[] = {"--private",
+                                   in.dir,
+                                   "--config",
+                                   config,
+                                   "--pool",
+                                   "64M",
+                                   "--set",
+                                   "daemon.segment=1M",
+                                   "--set",
+                                   "daemon.quarantine_ms=20",
+                                   "--backend",
+                                   getenv("KVD_TEST_BACKEND") ?: "host",
+                                   instance_on_gpu() ? "--set" : NULL,
+                                   "daemon.reserve=1M",
+                                   NULL};
         int fd;
 
         instance_make_dir(&in);
@@ -477,13 +488,10 @@ END_TEST
 
 SUITE("worker",
       TESTS(a_worker_comes_when_it_is_needed, one_that_is_killed_is_replaced,
-            work_in_flight_is_done_again, a_wait_gets_all,
-            a_forked_child_waits_for_nothing, a_short_wait_times_out,
-            a_wait_outlives_a_worker_that_dies,
-            a_wait_ends_with_the_daemon, one_that_does_not_answer_is_ended,
-            no_byte_is_lost_with_workers_that_die_at_random),
-      LOOPS(2, a_worker_ends_with_its_daemon),
-      TESTS(a_deleted_space_is_unmapped),
+            work_in_flight_is_done_again, a_wait_gets_all, a_forked_child_waits_for_nothing,
+            a_short_wait_times_out, a_wait_outlives_a_worker_that_dies, a_wait_ends_with_the_daemon,
+            one_that_does_not_answer_is_ended, no_byte_is_lost_with_workers_that_die_at_random),
+      LOOPS(2, a_worker_ends_with_its_daemon), TESTS(a_deleted_space_is_unmapped),
       /* a pool on a GPU needs a worker */
       WHEN(!instance_on_gpu(), TESTS(without_a_worker_requests_fail_at_once)),
       TESTS(people_cannot_start_workers),

@@ -234,7 +234,7 @@ static int64_t get(const char *key, char *buffer, size_t size, const char *with)
         if (fd < 0)
                 return MOONCAKE_OBJECT_NOT_FOUND;
         n = fstat(fd, &st) == 0 && (size_t)st.st_size <= size ? read(fd, buffer, size) :
-                                                                 MOONCAKE_INVALID_PARAMS;
+                                                                MOONCAKE_INVALID_PARAMS;
         close(fd);
         note("get", "%s\n", key);
         if (strcmp(with, "flip") == 0 && n > 0)

@@ -91,11 +91,12 @@ static void start(struct fault fault, const char *timeout, const char *quota) {
         snprintf(setting, sizeof setting, "daemon.file=%s", file);
         snprintf(user, sizeof user, "domain d.users=%u", getuid());
         unlink(file);
-        d = (struct daemon_process){
-                .worker = self,
-                .settings = SETTINGS("daemon.pool=4M", "daemon.segment=1M", "daemon.spill=256K",
-                                     setting, "daemon.file_size=4M", "daemon.file_depth=0",
-                                     timeout, user, quota)};
+        d = (struct daemon_process){.worker = self,
+                                    .settings = SETTINGS("daemon.pool=4M", "daemon.segment=1M",
+                                                         "daemon.spill=256K", setting,
+                                                         "daemon.file_size=4M",
+                                                         "daemon.file_depth=0", timeout, user,
+                                                         quota)};
         ck_assert(daemon_process_start(&d, &well));
         user_open(&u, d.in.socket,
                   (const char *const[]){"kvreviver=on", "kvreviver.max_load=1000000",
@@ -222,7 +223,7 @@ START_TEST(unwritable_copies_are_not_lost) {
               "daemon.file_timeout=60", NULL);
         s->on = true;
         user_append(&u, USER_BLOCKS);
-        for (uint32_t i = 0; i < 100; i += s->injected > 0)
+        for (uint32_t i = 0; i<100; i += s->injected> 0)
                 cool_once();
         WAIT_UNTIL(is("off") || is("on"));
         WAIT_UNTIL(is_degraded() == is("off"));

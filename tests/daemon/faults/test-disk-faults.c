@@ -195,13 +195,12 @@ static void start(struct run *r) {
         static char setting[160], timeout[40];
 
         fault_set(&well, &none);
-        snprintf(setting, sizeof setting, "daemon.file=%s%s%s", file, second[0] ? "," : "",
-                 second);
+        snprintf(setting, sizeof setting, "daemon.file=%s%s%s", file, second[0] ? "," : "", second);
         snprintf(timeout, sizeof timeout, "daemon.file_timeout=%u", patience_s);
-        r->d = (struct daemon_process){
-                .worker = self,
-                .settings = SETTINGS("daemon.max_clients=16", setting, "daemon.file_size=4M",
-                                     "daemon.file_depth=0", timeout)};
+        r->d = (struct daemon_process){.worker = self,
+                                       .settings = SETTINGS("daemon.max_clients=16", setting,
+                                                            "daemon.file_size=4M",
+                                                            "daemon.file_depth=0", timeout)};
         if (!daemon_process_start(&r->d, &well))
                 die("the daemon did not start");
         connect_to(r);
@@ -273,10 +272,10 @@ static void session(struct run *r) {
 
 /* Calls that use the disk; with two files, other calls, too. */
 static bool is_ours(enum fault_call call) {
-        static const enum fault_call calls[] = {
-                FAULT_pread, FAULT_pwrite,    FAULT_fdatasync, FAULT_uring,   FAULT_completion,
-                FAULT_mmap,  FAULT_calloc,    FAULT_getrandom, FAULT_madvise, FAULT_sendmsg,
-                FAULT_recvmsg};
+        static const enum fault_call calls[] = {FAULT_pread,   FAULT_pwrite,     FAULT_fdatasync,
+                                                FAULT_uring,   FAULT_completion, FAULT_mmap,
+                                                FAULT_calloc,  FAULT_getrandom,  FAULT_madvise,
+                                                FAULT_sendmsg, FAULT_recvmsg};
 
         for (uint32_t i = 0; i < (n_files() > 1 ? ARRAY_SIZE(calls) : 5); i++)
                 if (calls[i] == call)
@@ -464,8 +463,7 @@ static void hang_in_the_kernel(struct fault_state *s) {
         }
         if (!is(&r, "hanging") || tier(&r).queue > 1 || kill(pid, 0) < 0)
                 die("hanging %d, %llu fetches wait, process %d is %s", is(&r, "hanging"),
-                    (unsigned long long)tier(&r).queue, pid,
-                    kill(pid, 0) < 0 ? "gone" : "there");
+                    (unsigned long long)tier(&r).queue, pid, kill(pid, 0) < 0 ? "gone" : "there");
         WAIT_UNTIL(ptrace(PTRACE_DETACH, pid, 0, 0) == 0); /* only once it has reached its exit */
         WAIT_UNTIL(is(&r, "on") && !is_degraded(&r));
         WAIT_UNTIL((fetch(&r, 1), resident(&r, 1) == BLOCKS));

@@ -36,11 +36,14 @@ static const struct kvd_geometry geometry = {.layers = 1,
 
 /* Other calls fail here just as they do in test-daemon-faults. */
 static bool is_of_interest(enum fault_call call) {
-        static const enum fault_call calls[] = {
-                FAULT_calloc,    FAULT_mmap,       FAULT_memfd_create, FAULT_ftruncate,
-                FAULT_fallocate, FAULT_fchmod,     FAULT_add_seals,    FAULT_open,
-                FAULT_getrandom, FAULT_socketpair, FAULT_pidfd_open,   FAULT_spawn,
-                FAULT_sendmsg,   FAULT_recvmsg,    FAULT_epoll_ctl};
+        static const enum fault_call calls[] = {FAULT_calloc,       FAULT_mmap,
+                                                FAULT_memfd_create, FAULT_ftruncate,
+                                                FAULT_fallocate,    FAULT_fchmod,
+                                                FAULT_add_seals,    FAULT_open,
+                                                FAULT_getrandom,    FAULT_socketpair,
+                                                FAULT_pidfd_open,   FAULT_spawn,
+                                                FAULT_sendmsg,      FAULT_recvmsg,
+                                                FAULT_epoll_ctl};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(calls); i++)
                 if (calls[i] == call)
@@ -62,7 +65,8 @@ static _Noreturn void wrong(const char *what) {
 }
 
 static void set(const char *socket, const char *key, const char *value) {
-        struct kvd_msg_space_set m = {.space = kvd_slice_of("one"), .key = kvd_slice_of(key),
+        struct kvd_msg_space_set m = {.space = kvd_slice_of("one"),
+                                      .key = kvd_slice_of(key),
                                       .value = kvd_slice_of(value)};
         struct conn *conn;
 

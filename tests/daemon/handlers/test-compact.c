@@ -55,8 +55,8 @@ static void compact(uint32_t first, uint32_t n, uint32_t keep, int want) {
 #define MOST (USER_BLOCKS * TOKENS)
 
 struct table {
-        uint32_t n;              /* tokens */
-        float *plane[2][2][2];   /* [layer][keys, values][head]: [token][dim] */
+        uint32_t n;            /* tokens */
+        float *plane[2][2][2]; /* [layer][keys, values][head]: [token][dim] */
         bool in_range[MOST];
 };
 

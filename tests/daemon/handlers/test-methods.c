@@ -27,7 +27,10 @@ static struct user u;
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 #define SPACE kvd_slice_of("s")
-#define NONE (const char *const[]){NULL}
+#define NONE \
+        (const char *const[]) { \
+                NULL \
+        }
 
 static void start(const char *const settings[]) {
         instance_start(&in, NULL);
@@ -605,9 +608,8 @@ END_TEST
 SUITE("methods",
       TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_is_possible,
             a_profile_sets_its_method_only, requests_are_checked, labels_are_there_for_reading,
-            labels_survive_spills_and_revivals,
-            attention_is_averaged_or_summed, attention_begins_anew_in_a_packed_block,
-            a_sharing_configuration_is_made,
+            labels_survive_spills_and_revivals, attention_is_averaged_or_summed,
+            attention_begins_anew_in_a_packed_block, a_sharing_configuration_is_made,
             figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
             a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
             a_profile_becomes_a_table, a_table_can_be_set))

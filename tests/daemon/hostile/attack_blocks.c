@@ -14,8 +14,10 @@
 
 static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t n,
                                    const uint32_t *tokens) {
-        return (struct kvd_msg){.number = KVD_MSG_seal, .serial = 6,
-                                .seal = {.space = space, .blocks = {refs, n * 8},
+        return (struct kvd_msg){.number = KVD_MSG_seal,
+                                .serial = 6,
+                                .seal = {.space = space,
+                                         .blocks = {refs, n * 8},
                                          .tokens = {tokens, n * VICTIM_BT * 4}}};
 }
 
@@ -115,13 +117,17 @@ static void wrong_parents(const struct hostile *h) {
         m = seal_message(space, refs, 1, tokens);
         /* blocks of another space, future blocks, nonexistent blocks, and the block itself */
         for (uint32_t i = 0; i < 40; i++) {
-                m.seal.parent = i == 0 ? in_second : i == 1 ? refs[0] : i == 2 ? refs[1] :
-                                i < 20 ? kvd_ref_make(i, i) : kvd_ref_make(UINT32_MAX - i, 1);
+                m.seal.parent = i == 0 ? in_second :
+                                i == 1 ? refs[0] :
+                                i == 2 ? refs[1] :
+                                i < 20 ? kvd_ref_make(i, i) :
+                                         kvd_ref_make(UINT32_MAX - i, 1);
                 raw_expect_refusal(fd, &m, ESTALE);
         }
         if (raw_call(fd,
-                     &(struct kvd_msg){
-                             .number = KVD_MSG_seal, .serial = 1, .seal = salted(m.seal, refs)},
+                     &(struct kvd_msg){.number = KVD_MSG_seal,
+                                       .serial = 1,
+                                       .seal = salted(m.seal, refs)},
                      &reply, NULL) != 1 ||
             reply.number != KVD_MSG_seal_reply)
                 die("seal under a salt");
@@ -170,15 +176,17 @@ struct change {
         uint32_t value;
 };
 
-#define CHANGE(name, value) {#name, offsetof(struct kvd_msg_space, name), value}
+#define CHANGE(name, value) \
+        { #name, offsetof(struct kvd_msg_space, name), value }
 
 static void other_geometry(const struct hostile *h) {
-        static const struct change changes[] = {
-                CHANGE(layers, 2),       CHANGE(kv_heads, 3), CHANGE(head_dim, 64),
-                CHANGE(block_tokens, 8), CHANGE(dtype, 2),    CHANGE(order, 2),
-                CHANGE(rope, 2),         CHANGE(rope, 3),     CHANGE(state_width, 5),
-                CHANGE(vocab, 49999),    CHANGE(kind, 2),     CHANGE(keys, 2),
-                CHANGE(policy, 2),       CHANGE(dtype, 4)};
+        static const struct change changes[] = {CHANGE(layers, 2),      CHANGE(kv_heads, 3),
+                                                CHANGE(head_dim, 64),   CHANGE(block_tokens, 8),
+                                                CHANGE(dtype, 2),       CHANGE(order, 2),
+                                                CHANGE(rope, 2),        CHANGE(rope, 3),
+                                                CHANGE(state_width, 5), CHANGE(vocab, 49999),
+                                                CHANGE(kind, 2),        CHANGE(keys, 2),
+                                                CHANGE(policy, 2),      CHANGE(dtype, 4)};
         int fd = raw_attach(h->daemon.socket);
         struct kvd_msg m;
 
@@ -194,9 +202,12 @@ static void other_geometry(const struct hostile *h) {
                 if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "fingerprint"))
                         die("the refusal does not name the fingerprint");
         }
-        m = (struct kvd_msg){.number = KVD_MSG_space, .serial = 1, .space = {
-                .name = victim_space_message().space.name, .create = 1, .block_bytes = 4096,
-                .layout = kvd_slice_of("opaque")}};
+        m = (struct kvd_msg){.number = KVD_MSG_space,
+                             .serial = 1,
+                             .space = {.name = victim_space_message().space.name,
+                                       .create = 1,
+                                       .block_bytes = 4096,
+                                       .layout = kvd_slice_of("opaque")}};
         if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "block_bytes"))
                 die("the refusal does not name block_bytes");
         m = victim_space_message();
@@ -207,8 +218,9 @@ static void other_geometry(const struct hostile *h) {
 }
 
 static void impossible_opaque(int fd) {
-        static const struct kvd_msg_space good = {
-                .create = 1, .block_bytes = 4096, .block_tokens = 8};
+        static const struct kvd_msg_space good = {.create = 1,
+                                                  .block_bytes = 4096,
+                                                  .block_tokens = 8};
         static const struct {
                 uint64_t bytes;
                 uint32_t layers;
@@ -260,12 +272,12 @@ static void impossible_geometry(const struct hostile *h) {
                 die("the connection has ended");
 }
 
-const struct attack_row block_attacks[] = {
-        {"handles of other clients", handles_of_others, 2},
-        {"blocks and generations of other clients", blocks_of_others, 1},
-        {"own blocks: twice, elsewhere, later", own_blocks_misused, 2},
-        {"wrong parents", wrong_parents, 1},
-        {"impossible counts and tokens", odd_counts, 1},
-        {"each field of the geometry changed", other_geometry, 1},
-        {"impossible geometry", impossible_geometry, 1},
-        {0}};
+const struct attack_row block_attacks[] =
+        {{"handles of other clients", handles_of_others, 2},
+         {"blocks and generations of other clients", blocks_of_others, 1},
+         {"own blocks: twice, elsewhere, later", own_blocks_misused, 2},
+         {"wrong parents", wrong_parents, 1},
+         {"impossible counts and tokens", odd_counts, 1},
+         {"each field of the geometry changed", other_geometry, 1},
+         {"impossible geometry", impossible_geometry, 1},
+         {0}};

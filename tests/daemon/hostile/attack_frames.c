@@ -74,7 +74,10 @@ static size_t sample(uint32_t number, uint32_t space, uint8_t *frame) {
 
         switch (number) {
         case KVD_MSG_attach: m.attach.protocol = KVD_PROTOCOL; break;
-        case KVD_MSG_space: m = victim_space_message(); m.space.name = decoy; break;
+        case KVD_MSG_space:
+                m = victim_space_message();
+                m.space.name = decoy;
+                break;
         case KVD_MSG_detach: m.detach.space = space; break;
         case KVD_MSG_segments: m.segments = (struct kvd_msg_segments){space, 1}; break;
         case KVD_MSG_allocate: m.allocate = (struct kvd_msg_allocate){space, 2}; break;
@@ -218,10 +221,11 @@ static void not_requests(const struct hostile *h) {
         }
 }
 
-const struct attack_row frame_attacks[] = {
-        {"msgpack bombs", bombs, 26},
-        {"every request with each byte mutated", mutated, 64},
-        {"requests cut short, and with a tail", cut_and_extended, 64},
-        {"frames of 64 KiB and more", oversize, 4},
-        {"replies and unknown numbers as requests", not_requests, 1},
-        {0}};
+const struct attack_row frame_attacks[] = {{"msgpack bombs", bombs, 26},
+                                           {"every request with each byte mutated", mutated, 64},
+                                           {"requests cut short, and with a tail", cut_and_extended,
+                                            64},
+                                           {"frames of 64 KiB and more", oversize, 4},
+                                           {"replies and unknown numbers as requests", not_requests,
+                                            1},
+                                           {0}};

@@ -78,7 +78,8 @@ static void noise_in_posts(const struct hostile *h) {
         map_victim_space(h, &m);
         allocate.allocate.space = m.handle;
         if (raw_call(m.fd, &allocate, &reply, NULL) != 1 ||
-            reply.number != KVD_MSG_allocate_reply || reply.allocate_reply.blocks.size < sizeof *own)
+            reply.number != KVD_MSG_allocate_reply ||
+            reply.allocate_reply.blocks.size < sizeof *own)
                 die("no blocks to post");
         memset(own, 0, sizeof own);
         memcpy(own, reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
@@ -228,12 +229,12 @@ static void resize_segments(const struct hostile *h) {
                 die("segments that do not exist");
 }
 
-const struct attack_row memory_attacks[] = {
-        {"a pin page full of ones", fill_with_ones, 1},
-        {"a pin page full of noise", fill_with_noise, 1},
-        {"noise in posts", noise_in_posts, 1},
-        {"noise in times of use and counters", noise_in_touch_and_counters, 1},
-        {"resizing and punching the pin page", resize_pins, 1},
-        {"writing the index", write_index, 1},
-        {"resizing segments", resize_segments, 1},
-        {0}};
+const struct attack_row memory_attacks[] = {{"a pin page full of ones", fill_with_ones, 1},
+                                            {"a pin page full of noise", fill_with_noise, 1},
+                                            {"noise in posts", noise_in_posts, 1},
+                                            {"noise in times of use and counters",
+                                             noise_in_touch_and_counters, 1},
+                                            {"resizing and punching the pin page", resize_pins, 1},
+                                            {"writing the index", write_index, 1},
+                                            {"resizing segments", resize_segments, 1},
+                                            {0}};

@@ -183,10 +183,11 @@ static void appends(const struct hostile *h) {
         m.append.blocks.size = 8;
         m.append.tokens.size = BT * 4;
         refused(&a, m, ESTALE); /* and not to be borrowed */
-        m = (struct kvd_msg){
-                .number = KVD_MSG_seal,
-                .serial = 1,
-                .seal = {.space = a.space, .blocks = {refs, 8}, .tokens = {tokens, BT * 4}}};
+        m = (struct kvd_msg){.number = KVD_MSG_seal,
+                             .serial = 1,
+                             .seal = {.space = a.space,
+                                      .blocks = {refs, 8},
+                                      .tokens = {tokens, BT * 4}}};
         refused(&a, m, ESTALE); /* and not to be published */
         m.seal.parent = refs[0];
         m.seal.blocks.data = refs + 4;
@@ -258,8 +259,10 @@ static void steps_outside(const struct hostile *h) {
 
         methods_append(&a, number, 8);
         for (uint32_t i = 0; i < ARRAY_SIZE(steps); i++)
-                refused(&a, MSG(share, .space = a.space, .sequence = number, .first = steps[i][0],
-                                .tokens = steps[i][1]), EINVAL);
+                refused(&a,
+                        MSG(share, .space = a.space, .sequence = number, .first = steps[i][0],
+                            .tokens = steps[i][1]),
+                        EINVAL);
         /* overlapping steps, more of them than the table has entries */
         for (uint32_t i = 0; i < 200; i++)
                 methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = i % 32,
@@ -521,16 +524,16 @@ static void settings(const struct hostile *h) {
                 die("another domain's space was set");
 }
 
-const struct attack_row method_attacks[] = {
-        {"sequences of other clients", sequences_of_others, 2},
-        {"impossible tables, and too many", tables_that_cannot_be, 1},
-        {"appends of other clients' blocks", appends, 2},
-        {"blocks borrowed without a pin", borrowed_without_a_pin, 1},
-        {"steps outside their sequence", steps_outside, 1},
-        {"answers to no question", answers_to_nothing, 1},
-        {"requests for entries in any state", wishes, 1},
-        {"selections that do not fit, or are freed", selections, 2},
-        {"samples that do not fit, or are freed", samples, 2},
-        {"impossible tables of depths", tables_of_depths, 1},
-        {"invalid settings", settings, 1},
-        {0}};
+const struct attack_row method_attacks[] =
+        {{"sequences of other clients", sequences_of_others, 2},
+         {"impossible tables, and too many", tables_that_cannot_be, 1},
+         {"appends of other clients' blocks", appends, 2},
+         {"blocks borrowed without a pin", borrowed_without_a_pin, 1},
+         {"steps outside their sequence", steps_outside, 1},
+         {"answers to no question", answers_to_nothing, 1},
+         {"requests for entries in any state", wishes, 1},
+         {"selections that do not fit, or are freed", selections, 2},
+         {"samples that do not fit, or are freed", samples, 2},
+         {"impossible tables of depths", tables_of_depths, 1},
+         {"invalid settings", settings, 1},
+         {0}};

@@ -25,8 +25,7 @@ static void half_open(const struct hostile *h) {
         for (uint32_t i = 0; i < FLOOD; i++)
                 fds[i] = raw_connect(h->daemon.socket);
         if (hostile_fds(h) > h->fds + 2 * 66)
-                die("%u descriptors for connections that did not attach",
-                    hostile_fds(h) - h->fds);
+                die("%u descriptors for connections that did not attach", hostile_fds(h) - h->fds);
         hostile_goes_on(h, 300);
         for (uint32_t i = 0; i < FLOOD; i++)
                 close(fds[i]);
@@ -237,12 +236,12 @@ static void opens_many_spaces(const struct hostile *h) {
         close(fd);
 }
 
-const struct attack_row session_attacks[] = {
-        {"600 connections that do not attach", half_open, 64},
-        {"600 connections that attach", many_attached, 256},
-        {"2,000 connections that close at once", connect_and_go, 16},
-        {"clients that never read", never_reads, 8},
-        {"clients that leave before the reply", leaves_in_mid_request, 100},
-        {"stopped clients keep their pins", stopped_clients, 6},
-        {"a client that opens 48 spaces", opens_many_spaces, 1},
-        {0}};
+const struct attack_row session_attacks[] =
+        {{"600 connections that do not attach", half_open, 64},
+         {"600 connections that attach", many_attached, 256},
+         {"2,000 connections that close at once", connect_and_go, 16},
+         {"clients that never read", never_reads, 8},
+         {"clients that leave before the reply", leaves_in_mid_request, 100},
+         {"stopped clients keep their pins", stopped_clients, 6},
+         {"a client that opens 48 spaces", opens_many_spaces, 1},
+         {0}};

@@ -207,11 +207,11 @@ static void write_summaries(const struct hostile *h) {
         refused(open(path, O_RDWR) >= 0, "opening the summaries again, to write");
 }
 
-const struct attack_row storm_attacks[] = {
-        {"storms of requests about sequences", storms, 8},
-        {"a sketch for every block", a_sketch_for_every_block, 1},
-        {"a client that never answers proposals", never_answers, 2},
-        {"clients stopped with changes on the way", stopped_with_changes, 4},
-        {"noise in use counters", noise_about_use, 2},
-        {"writing the summaries", write_summaries, 1},
-        {0}};
+const struct attack_row storm_attacks[] =
+        {{"storms of requests about sequences", storms, 8},
+         {"a sketch for every block", a_sketch_for_every_block, 1},
+         {"a client that never answers proposals", never_answers, 2},
+         {"clients stopped with changes on the way", stopped_with_changes, 4},
+         {"noise in use counters", noise_about_use, 2},
+         {"writing the summaries", write_summaries, 1},
+         {0}};

@@ -38,17 +38,18 @@
 
 #define USER_A 65533u
 #define USER_B 65534u
-#define STEPS 40u       /* steps of B in a run */
+#define STEPS 40u /* steps of B in a run */
 #define TRANSCRIPT (1u << 20)
 #define CHAINS 12u
-#define HOARD 140u      /* blocks of 16 KiB; more than a domain may have */
+#define HOARD 140u /* blocks of 16 KiB; more than a domain may have */
 
 enum { CAUSAL, WHOLE, LARGE, N_SPACES };
 
 static const char *const names[N_SPACES] = {"causal", "whole", "large"};
 
-static const struct kvd_geometry large_geometry = {
-        .block_tokens = 8, .block_bytes = 16384, .layout = "pairs"};
+static const struct kvd_geometry large_geometry = {.block_tokens = 8,
+                                                   .block_bytes = 16384,
+                                                   .layout = "pairs"};
 
 struct hold {
         struct kvd_pin pin;
@@ -176,8 +177,10 @@ static void come(struct tenant *t) {
 }
 
 static void go(struct tenant *t) {
-        struct tenant rest = {
-                .socket = t->socket, .told = t->told, .n_told = t->n_told, .random = t->random};
+        struct tenant rest = {.socket = t->socket,
+                              .told = t->told,
+                              .n_told = t->n_told,
+                              .random = t->random};
 
         t->sequence = kvd_sequence_close(t->sequence);
         for (size_t i = 0; i < ARRAY_SIZE(t->holds); i++)
@@ -284,9 +287,10 @@ static void work_on_sequence(struct tenant *t) {
 }
 
 static void step(struct tenant *t) {
-        static void (*const operations[])(struct tenant *) = {
-                look_around, hoard, evict, evict, set_or_delete, lease, lease, work_on_sequence,
-                work_on_sequence};
+        static void (*const operations[])(
+                struct tenant *) = {look_around,     hoard, evict, evict,
+                                    set_or_delete,   lease, lease, work_on_sequence,
+                                    work_on_sequence};
         uint32_t dice = below(t, 24);
 
         if (!t->kvd)
@@ -421,10 +425,19 @@ static void neighbours_work(struct neighbours *n, struct clocked *c) {
 
 static const char *const *settings(bool together) {
         static char a[64], b[64];
-        static const char *const all[] = {
-                "daemon.socket_mode=0666", "daemon.quarantine_ms=20", a, "domain a.isolation=arena", "domain a.quota=2M", "domain a.guarantee=2M",
-                "domain a.client_quota=2M", b, "domain b.isolation=arena", "domain b.quota=2M",
-                "domain b.guarantee=2M", "domain b.client_quota=2M", NULL};
+        static const char *const all[] = {"daemon.socket_mode=0666",
+                                          "daemon.quarantine_ms=20",
+                                          a,
+                                          "domain a.isolation=arena",
+                                          "domain a.quota=2M",
+                                          "domain a.guarantee=2M",
+                                          "domain a.client_quota=2M",
+                                          b,
+                                          "domain b.isolation=arena",
+                                          "domain b.quota=2M",
+                                          "domain b.guarantee=2M",
+                                          "domain b.client_quota=2M",
+                                          NULL};
 
         snprintf(a, sizeof a, "domain a.users=%u", together ? 65532 : USER_A);
         snprintf(b, sizeof b, together ? "domain b.users=%u %u" : "domain b.users=%u", USER_B,

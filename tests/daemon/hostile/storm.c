@@ -27,7 +27,7 @@ struct storm {
         uint32_t sequences[SEQUENCES]; /* some of them closed long ago */
         uint32_t n_changes[SEQUENCES]; /* in the last reply */
         uint32_t n_entries[SEQUENCES];
-        kvd_ref refs[REFS];            /* that the client once filled */
+        kvd_ref refs[REFS]; /* that the client once filled */
         uint32_t answered, refused;
 };
 
@@ -95,8 +95,7 @@ static struct kvd_msg wish(struct storm *s, uint32_t i) {
         static kvd_ref refs[4];
 
         switch (below(s, 13)) {
-        case 0 ... 3:
-                return growth(s, space, sequence);
+        case 0 ... 3: return growth(s, space, sequence);
         case 4:
                 return MSG(share, .space = space, .sequence = sequence, .first = number(s, n * BT),
                            .tokens = 1 + number(s, 4 * BT));

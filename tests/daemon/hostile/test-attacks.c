@@ -28,7 +28,7 @@
 #include "tests/lib/sanitized.h"
 
 #define ATTACK_SECONDS 240u /* an attack that takes longer hangs */
-#define USER_A 65534u /* the attacker */
+#define USER_A 65534u       /* the attacker */
 #define USER_B 65533u
 #define KIB_PER_BAD 64u
 /* memory for clients and frames, reserved at the start and not touched before the first attack */
@@ -57,8 +57,8 @@ static void delete_others(struct hostile *h) {
                 kvd_slice_copy(info.name, name, sizeof name);
                 kvd_slice_copy(info.domain, domain, sizeof domain);
                 conn_call(h->conn, KVD_MSG_space_delete,
-                          &(struct kvd_msg_space_delete){kvd_slice_of(name),
-                                                         kvd_slice_of(domain), 1},
+                          &(struct kvd_msg_space_delete){kvd_slice_of(name), kvd_slice_of(domain),
+                                                         1},
                           NULL);
                 cursor = 0;
         }
@@ -81,9 +81,8 @@ static bool has_grown(struct hostile *h, const struct attack_row *a) {
                 return false;
         for (uint32_t i = 0; (rss = instance_rss_kib(&h->daemon)) > allowed; i++) {
                 if (i == BURIAL_MS) {
-                        printf("%s: the daemon's memory has grown from %llu to %llu KiB\n",
-                               a->name, (unsigned long long)h->rss_kib,
-                               (unsigned long long)rss);
+                        printf("%s: the daemon's memory has grown from %llu to %llu KiB\n", a->name,
+                               (unsigned long long)h->rss_kib, (unsigned long long)rss);
                         h->rss_kib = rss;
                         return true;
                 }
@@ -195,11 +194,12 @@ static void start_for_two(struct instance *daemon) {
         if (chmod(daemon->dir, 0755) < 0)
                 die("chmod: %s", strerror(errno));
         instance_run(daemon,
-                     SETTINGS("--socket", daemon->socket, "--user", "root", "--backend", "host", "--pool", "4M",
-                              "--set", "daemon.segment=256K", "--set", "daemon.pages=small",
-                              "--set", "daemon.log=error", "--set", "daemon.quarantine_ms=20",
-                              "--set", "daemon.socket_mode=0666", "--set", "domain a.users=65534",
-                              "--set", "domain b.users=65533", "--set", "domain b.guarantee=1M"),
+                     SETTINGS("--socket", daemon->socket, "--user", "root", "--backend", "host",
+                              "--pool", "4M", "--set", "daemon.segment=256K", "--set",
+                              "daemon.pages=small", "--set", "daemon.log=error", "--set",
+                              "daemon.quarantine_ms=20", "--set", "daemon.socket_mode=0666",
+                              "--set", "domain a.users=65534", "--set", "domain b.users=65533",
+                              "--set", "domain b.guarantee=1M"),
                      true);
 }
 

@@ -102,7 +102,7 @@ static kvd_ref refs[MANY];
 static uint32_t n_refs, refs_handle; /* blocks that `me` fills, and their space's handle */
 static uint32_t numbers[NAMED], sequence, seq_handle, serial;
 static uint32_t last_sequence; /* the last one opened, if it may be closed */
-static uint32_t n_entries;           /* of the sequence, after the last append */
+static uint32_t n_entries;     /* of the sequence, after the last append */
 static uint32_t n_changes;     /* in the last reply to sync */
 
 static struct kvd_slice taken(void) {
@@ -499,7 +499,7 @@ static request *const rows[FIRST_OF_WORKERS] = {
         ROW(summaries),   ROW(sample),     ROW(sample_done), ROW(profile),      ROW(block_map),
         ROW(pins),        ROW(chain_info), ROW(check),       ROW(daemon_info),  ROW(space_info),
         ROW(client_info), ROW(client_end), ROW(domain_info), ROW(space_delete), ROW(fetch),
-        ROW(tier_info),   ROW(follow),     ROW(post),        ROW(flush),       ROW(lifeline),
+        ROW(tier_info),   ROW(follow),     ROW(post),        ROW(flush),        ROW(lifeline),
 };
 
 /*
@@ -511,21 +511,16 @@ static int error_of(const struct kvd_msg *asked, const struct kvd_msg *reply) {
         switch (reply->number) {
         case KVD_MSG_error:
                 return (asked->number == KVD_MSG_sample_done && reply->error.code == EIO) ||
-                                       (asked->number == KVD_MSG_lifeline && reply->error.code == EALREADY) ?
+                                       (asked->number == KVD_MSG_lifeline &&
+                                        reply->error.code == EALREADY) ?
                                0 :
                                (int)reply->error.code;
-        case KVD_MSG_cool_reply:
-                return reply->cool_reply.cooling ? 0 : ENODATA;
-        case KVD_MSG_revive_reply:
-                return reply->revive_reply.exact ? 0 : ENODATA;
-        case KVD_MSG_sync_reply:
-                return reply->sync_reply.changes.size ? 0 : ENODATA;
-        case KVD_MSG_compact_reply:
-                return reply->compact_reply.entries ? 0 : ENODATA;
-        case KVD_MSG_share_reply:
-                return reply->share_reply.queued ? 0 : ENODATA;
-        default:
-                return 0;
+        case KVD_MSG_cool_reply: return reply->cool_reply.cooling ? 0 : ENODATA;
+        case KVD_MSG_revive_reply: return reply->revive_reply.exact ? 0 : ENODATA;
+        case KVD_MSG_sync_reply: return reply->sync_reply.changes.size ? 0 : ENODATA;
+        case KVD_MSG_compact_reply: return reply->compact_reply.entries ? 0 : ENODATA;
+        case KVD_MSG_share_reply: return reply->share_reply.queued ? 0 : ENODATA;
+        default: return 0;
         }
 }
 
@@ -883,10 +878,11 @@ int main(int argc, char **argv) {
         allow_descriptors();
         snprintf(file, sizeof file, "/var/tmp/kvd-test-budget-%d", getpid());
         snprintf(setting, sizeof setting, "daemon.file=%s", file);
-        instance_start(&d, SETTINGS("daemon.pool=192M", setting, "daemon.file_size=64M", "daemon.log=error", "daemon.pages=small",
-                                    "daemon.max_spaces=4096", "daemon.overhead=64G",
-                                    "daemon.spill=4M", "domain other.users=4002",
-                                    "domain other.guarantee=32M"));
+        instance_start(&d,
+                       SETTINGS("daemon.pool=192M", setting, "daemon.file_size=64M",
+                                "daemon.log=error", "daemon.pages=small", "daemon.max_spaces=4096",
+                                "daemon.overhead=64G", "daemon.spill=4M", "domain other.users=4002",
+                                "domain other.guarantee=32M"));
         printf("the machine is %.1f times as slow as a fast one\n", slowness());
         connect_all();
         open_sequence();

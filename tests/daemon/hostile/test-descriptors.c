@@ -160,7 +160,8 @@ static uint64_t sleeps(void) {
         snprintf(path, sizeof path, "/proc/%d/task/%d/status", in.pid, in.pid);
         f = fopen(path, "re");
         ck_assert_ptr_nonnull(f);
-        while (fgets(line, sizeof line, f) && sscanf(line, "voluntary_ctxt_switches: %llu", &n) != 1)
+        while (fgets(line, sizeof line, f) &&
+               sscanf(line, "voluntary_ctxt_switches: %llu", &n) != 1)
                 ;
         fclose(f);
         return n;
@@ -269,6 +270,6 @@ START_TEST(descriptors_of_a_refused_user_delay_no_answer) {
 }
 END_TEST
 
-SUITE("descriptors", LOOPS(4, lingering_sockets_delay_no_answer, the_loop_closes_no_inotify_queues,
-                           unread_descriptors_delay_no_answer,
-                           descriptors_of_a_refused_user_delay_no_answer))
+SUITE("descriptors",
+      LOOPS(4, lingering_sockets_delay_no_answer, the_loop_closes_no_inotify_queues,
+            unread_descriptors_delay_no_answer, descriptors_of_a_refused_user_delay_no_answer))

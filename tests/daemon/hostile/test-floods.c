@@ -23,10 +23,11 @@
 #include "tests/lib/suite.h"
 
 #define FLOOD 200u
-#define ASKED 20u /* fewer than a connection of the flood can send ahead */
-#define MOST 8u /* flood requests for each of the victim's, which cost as much */
+#define ASKED 20u          /* fewer than a connection of the flood can send ahead */
+#define MOST 8u            /* flood requests for each of the victim's, which cost as much */
 #define OPENED (FLOOD + 3) /* requests that prepare the flood */
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) \
+        ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 static struct instance in;
 static int go[2], ready[2];
@@ -35,8 +36,9 @@ static char nothing[4000];
 /* ---- the flood ------------------------------------------------------------------------------- */
 
 static int attach_and_open(void) {
-        static const struct kvd_msg hello = {
-                .number = KVD_MSG_attach, .serial = 1, .attach.protocol = KVD_PROTOCOL};
+        static const struct kvd_msg hello = {.number = KVD_MSG_attach,
+                                             .serial = 1,
+                                             .attach.protocol = KVD_PROTOCOL};
         int fd = raw_connect(in.socket);
         struct kvd_msg reply;
 

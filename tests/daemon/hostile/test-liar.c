@@ -29,27 +29,23 @@
 
 /* ---- the worker ------------------------------------------------------------------------------ */
 
-static const uint32_t result_bytes[] = {
-        [KVD_JOB_SCORE] = 4,  [KVD_JOB_COMPARE] = 16, [KVD_JOB_SPILL] = 16, [KVD_JOB_REVIVE] = 4,
-        [KVD_JOB_FORGET] = 4, [KVD_JOB_REBUILD] = 4,  [KVD_JOB_CONFIG] = 1, [KVD_JOB_PROFILE] = 8};
+static const uint32_t result_bytes[] =
+        {[KVD_JOB_SCORE] = 4,  [KVD_JOB_COMPARE] = 16, [KVD_JOB_SPILL] = 16, [KVD_JOB_REVIVE] = 4,
+         [KVD_JOB_FORGET] = 4, [KVD_JOB_REBUILD] = 4,  [KVD_JOB_CONFIG] = 1, [KVD_JOB_PROFILE] = 8};
 
 static uint32_t odd_number(struct random *random, uint32_t n_items) {
         static const float floats[] = {NAN, INFINITY, -INFINITY, -1, 0, 0.1f, 0.2f, 1, 2, 1e30f};
         uint32_t bits;
 
         switch (random_below(random, 8)) {
-        case 0:
-                return random_below(random, UINT32_MAX);
-        case 1:
-                return n_items + random_below(random, 2);
+        case 0: return random_below(random, UINT32_MAX);
+        case 1: return n_items + random_below(random, 2);
         case 2:
-        case 3:
-                return random_below(random, n_items + 1);
+        case 3: return random_below(random, n_items + 1);
         case 4:
                 memcpy(&bits, &floats[random_below(random, ARRAY_SIZE(floats))], sizeof bits);
                 return bits;
-        default:
-                return 0;
+        default: return 0;
         }
 }
 

@@ -85,7 +85,7 @@ static kvd_sequence *new_sequence(kvd_space *space, uint32_t n) {
 static struct seen {
         struct work_seen work;
         _Atomic uint32_t answers;
-} *seen; /* in memory that all processes share */
+} * seen; /* in memory that all processes share */
 
 /*
  * Measures the daemon's work until it answers, before which it does not look at its sockets. Work
@@ -162,8 +162,8 @@ static void ends_with_100_sequences(void) {
         begin();
 }
 
-static const char *const sharing[] = {
-        "memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq", "1", NULL};
+static const char *const sharing[] =
+        {"memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq", "1", NULL};
 
 /* Each step has all entries, and so has each step that it is compared with. */
 static void steps_over_one_another(void) {

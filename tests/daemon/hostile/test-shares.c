@@ -35,7 +35,8 @@ static void start(const char *isolation) {
 
         snprintf(users, sizeof users, "domain all.users=%u", getuid());
         snprintf(isolated, sizeof isolated, "domain all.isolation=%s", isolation);
-        instance_start(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K", users, isolated));
+        instance_start(&server,
+                       SETTINGS("daemon.pool=16M", "daemon.segment=256K", users, isolated));
 }
 
 static void start_arena(void) {
@@ -113,7 +114,8 @@ static uint32_t found(struct client *c, uint32_t number) {
         for (uint32_t i = 0; i < n; i++)
                 ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]),
                                                kvd_block_bytes(&victim_geometry),
-                                               oracle_seed(1, tokens, (i + 1) * BT)), 0);
+                                               oracle_seed(1, tokens, (i + 1) * BT)),
+                                  0);
         kvd_unpin(c->space, &pin);
         return n;
 }
@@ -179,7 +181,8 @@ static void take_all(struct attacker *a) {
 static void release_all(struct attacker *a) {
         struct kvd_slice blocks = {a->blocks, a->n_blocks * (uint32_t)sizeof *a->blocks};
 
-        peer_ok(a->peer, (struct kvd_msg){.number = KVD_MSG_release, .release = {a->space, blocks}});
+        peer_ok(a->peer,
+                (struct kvd_msg){.number = KVD_MSG_release, .release = {a->space, blocks}});
         a->n_blocks = 0;
 }
 
@@ -411,8 +414,7 @@ START_TEST(filled_holes_are_freed_with_their_writer) {
         ck_assert_int_eq(wait_status(pid), 0);
         WAIT_UNTIL(pool_bytes() <= 2 * SEGMENT);
         if (colleague) {
-                peer_ok(colleague,
-                        (struct kvd_msg){.number = KVD_MSG_detach, .detach = {handle}});
+                peer_ok(colleague, (struct kvd_msg){.number = KVD_MSG_detach, .detach = {handle}});
                 peer_close(colleague);
         }
         WAIT_UNTIL(pool_descriptors() <= 2);
@@ -455,8 +457,8 @@ static void start_domains(const char *guarantee) {
         snprintf(ours, sizeof ours, "domain ours.guarantee=%s", guarantee);
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
         instance_start_public(&server,
-                              SETTINGS("daemon.pool=16M", "daemon.segment=256K", "domain ours.users=0",
-                                       "domain theirs.users=1001", ours));
+                              SETTINGS("daemon.pool=16M", "daemon.segment=256K",
+                                       "domain ours.users=0", "domain theirs.users=1001", ours));
 }
 
 static void start_without_guarantee(void) {
@@ -534,8 +536,8 @@ START_TEST(a_hog_leaves_descriptors_to_another_domain) {
                 struct attacker good = attack();
 
                 ck_assert_uint_eq(allocate(&good, 1, good.blocks), 1);
-                peer_ok(good.peer, (struct kvd_msg){.number = KVD_MSG_detach,
-                                                    .detach = {good.space}});
+                peer_ok(good.peer,
+                        (struct kvd_msg){.number = KVD_MSG_detach, .detach = {good.space}});
                 leave(&good);
         }
         end_other(hog);
@@ -576,19 +578,13 @@ START_TEST(a_guarantee_holds_for_real_clients) {
         close_client(&ours);
 }
 
-SUITE("shares",
-      CASE("arena"),
-      FIXTURE(start_arena, stop),
+SUITE("shares", CASE("arena"), FIXTURE(start_arena, stop),
       TESTS(memory_that_one_writer_keeps_mapped_serves_no_other,
             clients_with_old_memory_mapped_map_the_new,
             a_seal_is_repeated_if_its_duplicate_is_evicted),
-      CASE("shared"),
-      FIXTURE(start_shared, stop),
+      CASE("shared"), FIXTURE(start_shared, stop),
       LOOPS(2, filled_holes_are_freed_with_their_writer),
-      TESTS(spaces_that_shrank_keep_no_descriptors),
-      CASE("domains"),
+      TESTS(spaces_that_shrank_keep_no_descriptors), CASE("domains"),
       FIXTURE(start_without_guarantee, stop_domains),
-      TESTS(a_hog_leaves_descriptors_to_another_domain),
-      CASE("guarantee"),
-      FIXTURE(start_with_guarantee, stop_domains),
-      TESTS(a_guarantee_holds_for_real_clients))
+      TESTS(a_hog_leaves_descriptors_to_another_domain), CASE("guarantee"),
+      FIXTURE(start_with_guarantee, stop_domains), TESTS(a_guarantee_holds_for_real_clients))

@@ -33,15 +33,18 @@
 #include "tests/lib/oracle.h"
 
 #define BT 16u
-#define CHAIN 8u  /* blocks */
-#define BASE 40u  /* chains that exist throughout the test; the first one is held */
-#define SMALL 64u /* blocks, of the space that is always full */
+#define CHAIN 8u      /* blocks */
+#define BASE 40u      /* chains that exist throughout the test; the first one is held */
+#define SMALL 64u     /* blocks, of the space that is always full */
 #define HELD_KILLS 8u /* number of daemons through which a chain is held */
 #define LEAST_PERCENT 99.0
 #define STEADY_US 300000u /* the keeper gives up on a daemon that dies earlier again and again */
 
-static const struct kvd_geometry geometry = {.layers = 2, .kv_heads = 2, .head_dim = 8,
-                                             .block_tokens = BT, .dtype = KVD_F16,
+static const struct kvd_geometry geometry = {.layers = 2,
+                                             .kv_heads = 2,
+                                             .head_dim = 8,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F16,
                                              .vocab = 1 << 24};
 
 static struct test {
@@ -190,8 +193,12 @@ static void op_space(void) {
 static const struct operation {
         const char *name;
         void (*run)(void);
-} operations[] = {{"seal", op_seal}, {"evict", op_evict}, {"free", op_free}, {"attach", op_attach},
-                  {"client dies", op_client_dies}, {"space", op_space}};
+} operations[] = {{"seal", op_seal},
+                  {"evict", op_evict},
+                  {"free", op_free},
+                  {"attach", op_attach},
+                  {"client dies", op_client_dies},
+                  {"space", op_space}};
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
@@ -394,8 +401,8 @@ static void start(void) {
         instance_run(&t.daemon,
                      (const char *const[]){"--keep", "--private", t.daemon.dir, "--pool", "8M",
                                            "--set", "daemon.segment=256K", "--set",
-                                           "daemon.log=warning", "--set",
-                                           "daemon.pages=small", "--backend", "host", NULL},
+                                           "daemon.log=warning", "--set", "daemon.pages=small",
+                                           "--backend", "host", NULL},
                      true);
         open_spaces();
 }

@@ -27,8 +27,12 @@
 #define VOLUME "/mnt/kvd"
 #define FILLING 4u
 
-static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 8,
-                                             .block_tokens = 4, .dtype = KVD_F16, .vocab = 1000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 8,
+                                             .block_tokens = 4,
+                                             .dtype = KVD_F16,
+                                             .vocab = 1000};
 static const struct kvd_space_options options = {.max_blocks = 16}; /* a process may fill 8 */
 
 static struct instance in;
@@ -82,7 +86,8 @@ static const char *mount_volume(void) {
 }
 
 static void open_space(const char *path) {
-        if (kvd_open(path, &handle) < 0 || kvd_space_open(handle, "s", &geometry, &options, &space) < 0)
+        if (kvd_open(path, &handle) < 0 ||
+            kvd_space_open(handle, "s", &geometry, &options, &space) < 0)
                 die("%s", kvd_error());
 }
 
@@ -362,9 +367,7 @@ START_TEST(a_daemon_outside_serves_clients_in_containers) {
 }
 END_TEST
 
-SUITE("containers",
-      SKIP_IF(!container_is_possible()),
-      FIXTURE(set_up, tear_down),
+SUITE("containers", SKIP_IF(!container_is_possible()), FIXTURE(set_up, tear_down),
       TESTS(containers_share_a_cache, a_killed_container_holds_nothing,
             a_client_outlives_its_connection, a_forked_child_counts_as_its_parent,
             connections_of_a_process_are_one_client, processes_of_two_containers_are_two_clients,

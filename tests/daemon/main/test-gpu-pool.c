@@ -228,7 +228,8 @@ struct told {
 static struct told info(void) {
         struct peer_end *p = peer_attach(in.socket);
         struct kvd_msg_daemon_info_reply m = peer_ok(p, MSG(daemon_info)).daemon_info_reply;
-        struct told told = {.worker_starts = m.worker_starts, .jobs_waiting = m.jobs_waiting,
+        struct told told = {.worker_starts = m.worker_starts,
+                            .jobs_waiting = m.jobs_waiting,
                             .worker = (pid_t)m.worker};
 
         kvd_slice_copy(m.backend, told.backend, sizeof told.backend);
@@ -588,9 +589,13 @@ END_TEST
 
 /* The pool takes the whole device. Old memory stays with its clients until they unmap it. */
 START_TEST(the_next_daemon_gets_memory_of_old_clients) {
-        const char *arguments[] = {"--private", NULL, "--backend", "cuda", "--pool", "64M", "--set",
-                                   "daemon.segment=1M", "--set", "domain a.client_quota=1T", "--set",
-                                   "daemon.reserve=2M", NULL};
+        const char *arguments[] = {"--private", NULL,
+                                   "--backend", "cuda",
+                                   "--pool",    "64M",
+                                   "--set",     "daemon.segment=1M",
+                                   "--set",     "domain a.client_quota=1T",
+                                   "--set",     "daemon.reserve=2M",
+                                   NULL};
         struct user *old, *new;
         uint32_t got = 0;
 
@@ -621,7 +626,7 @@ END_TEST
 
 /* ---- legacy handles -------------------------------------------------------------------------- */
 
-static void delete(struct peer_end *p, const char *domain, uint32_t force, int error) {
+static void delete (struct peer_end *p, const char *domain, uint32_t force, int error) {
         struct kvd_msg request = MSG(space_delete, .space = kvd_slice_of("s"),
                                      .domain = kvd_slice_of(domain), .force = force);
 
@@ -653,9 +658,9 @@ START_TEST(a_space_has_one_segment_from_the_exporter) {
                 give_back(b);
         }
         for (int i = 0; i < 20; i++) {
-                delete(p, "a", 1, -EBUSY);
+                delete (p, "a", 1, -EBUSY);
                 user_close(a);
-                delete(p, "a", 0, 0);
+                delete (p, "a", 0, 0);
                 a = user_open("a");
                 WAIT_UNTIL(take(a, POOL_BLOCKS, (uint8_t)(1 + i)) > 0);
         }
@@ -702,16 +707,12 @@ static void setup(void) {
         setenv("FAKECUDA_FREE", "alone", 1); /* an exporter frees nothing that a client has open */
 }
 
-SUITE("gpu",
-      FIXTURE(setup, NULL),
-      TESTS(the_owner_has_no_context, contexts_fit_beside_the_pool),
+SUITE("gpu", FIXTURE(setup, NULL), TESTS(the_owner_has_no_context, contexts_fit_beside_the_pool),
       LOOPS(2, the_device_is_reported),
       LOOPS(ARRAY_SIZE(refusals), impossible_settings_are_refused),
-      LOOPS(ARRAY_SIZE(choices), auto_takes_what_works),
-      LOOPS(2, an_instance_takes_its_gpu),
+      LOOPS(ARRAY_SIZE(choices), auto_takes_what_works), LOOPS(2, an_instance_takes_its_gpu),
       TESTS(two_domains_never_see_each_others_bytes, the_memory_of_the_dead_is_cleared,
             a_worker_killed_while_it_clears_is_replaced,
             an_error_of_the_gpu_ends_the_worker_and_nothing_else,
-            the_next_daemon_gets_memory_of_old_clients,
-            a_space_has_one_segment_from_the_exporter,
+            the_next_daemon_gets_memory_of_old_clients, a_space_has_one_segment_from_the_exporter,
             an_exporter_that_dies_takes_the_spaces_with_it))

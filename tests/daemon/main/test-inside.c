@@ -174,11 +174,7 @@ START_TEST(one_connection_is_accepted_at_a_time) {
 }
 END_TEST
 
-SUITE("inside",
-      CASE("busy"),
-      FIXTURE(setup, teardown),
+SUITE("inside", CASE("busy"), FIXTURE(setup, teardown),
       TESTS(steady_state_allocates_nothing, connections_allocate_nothing,
             stopped_while_clients_are_busy),
-      CASE("storm"),
-      FIXTURE(start_storm, end_storm),
-      TESTS(one_connection_is_accepted_at_a_time))
+      CASE("storm"), FIXTURE(start_storm, end_storm), TESTS(one_connection_is_accepted_at_a_time))

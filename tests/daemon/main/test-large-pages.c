@@ -53,7 +53,10 @@ static void fill_and_check(kvd_space *space, uint64_t bytes) {
 
 /* Segments are whole pages, whatever the block size. */
 START_TEST(segments_are_whole_pages_for_any_block_size) {
-        const struct kvd_geometry geometry = {.block_bytes = sizes[_i], .layout = "test", .block_tokens = 4, .vocab = 1000};
+        const struct kvd_geometry geometry = {.block_bytes = sizes[_i],
+                                              .layout = "test",
+                                              .block_tokens = 4,
+                                              .vocab = 1000};
         struct kvd_msg_space_info_reply info;
         struct conn *conn = instance_connect(&daemon_thread.in);
         kvd *handle;
@@ -74,7 +77,10 @@ END_TEST
 
 /* The daemon frees its per-block memory in pieces. */
 START_TEST(a_large_space_is_deleted) {
-        const struct kvd_geometry geometry = {.block_bytes = 64, .layout = "test", .block_tokens = 4, .vocab = 1000};
+        const struct kvd_geometry geometry = {.block_bytes = 64,
+                                              .layout = "test",
+                                              .block_tokens = 4,
+                                              .vocab = 1000};
         const struct kvd_msg_space_delete request = {.space = kvd_slice_of("s")};
         struct conn *conn = instance_connect(&daemon_thread.in);
         kvd *handle;
@@ -85,7 +91,8 @@ START_TEST(a_large_space_is_deleted) {
         fill_and_check(space, 64);
         kvd_space_close(space);
         kvd_close(handle);
-        ck_assert_msg(conn_call(conn, KVD_MSG_space_delete, &request, NULL) == 0, "%s", kvd_error());
+        ck_assert_msg(conn_call(conn, KVD_MSG_space_delete, &request, NULL) == 0, "%s",
+                      kvd_error());
         instance_expect_clean(&daemon_thread.in);
         conn_close(conn);
 }
@@ -108,8 +115,6 @@ START_TEST(a_block_within_a_page_is_mapped) {
 }
 END_TEST
 
-SUITE("large pages",
-      FIXTURE(set_up, tear_down),
-      TESTS(a_session_works),
+SUITE("large pages", FIXTURE(set_up, tear_down), TESTS(a_session_works),
       LOOPS(ARRAY_SIZE(sizes), segments_are_whole_pages_for_any_block_size),
       TESTS(a_large_space_is_deleted, a_block_within_a_page_is_mapped))

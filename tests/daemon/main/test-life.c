@@ -437,7 +437,7 @@ START_TEST(a_flood_of_connections) {
         }
         ck_assert_uint_le(instance_fds(&in), fds + 2 * 34);
         ck_assert(!peer_receive(flood[0], &reply)); /* the oldest was closed to make room */
-        WAIT_UNTIL(instance_fds(&in) == fds);      /* after a second the last are gone */
+        WAIT_UNTIL(instance_fds(&in) == fds);       /* after a second the last are gone */
         for (size_t i = 0; i < ARRAY_SIZE(flood); i++)
                 peer_close(flood[i]);
         ck_assert_uint_eq(clients(), 1);
@@ -513,9 +513,9 @@ END_TEST
 
 SUITE("life",
       LOOPS(2, a_client_that_is_ended_keeps_what_its_process_can_touch,
-            a_client_that_ends_itself_gets_its_reply_first, killed, socket_closed_and_process_alive, process_dead_and_socket_inherited,
-            clean_goodbye, space_deleted_under_an_orphan,
+            a_client_that_ends_itself_gets_its_reply_first, killed, socket_closed_and_process_alive,
+            process_dead_and_socket_inherited, clean_goodbye, space_deleted_under_an_orphan,
             a_dead_member_s_blocks_wait_for_its_team, a_team_ends_in_any_order,
             detached_blocks_wait_for_the_team, teams_are_named, a_hundred_deaths_leave_nothing,
-            never_reading, stalled_clients_cost_no_time,
-            a_flood_of_connections, out_of_descriptors))
+            never_reading, stalled_clients_cost_no_time, a_flood_of_connections,
+            out_of_descriptors))

@@ -302,7 +302,8 @@ START_TEST(a_private_folder_that_others_may_write_to_is_refused) {
         snprintf(log, sizeof log, "%s/log", in.dir);
         ck_assert_ptr_nonnull(freopen(log, "w", stderr));
         ck_assert_int_eq(refusal("--private", in.dir), 1);
-        ck_assert(file_says(log, "give one of your own, such as %s/kvd-%u, which kvd makes", in.dir, getuid()));
+        ck_assert(file_says(log, "give one of your own, such as %s/kvd-%u, which kvd makes", in.dir,
+                            getuid()));
         ck_assert(!file_says(log, "chmod")); /* a user might follow that advice and break /tmp */
         ck_assert_int_eq(chmod(in.dir, 0755), 0);
         ck_assert_int_eq(refusal("--private", in.dir), 0);
@@ -568,19 +569,13 @@ START_TEST(a_reload_that_waits_stops_nobody) {
 }
 END_TEST
 
-SUITE("service",
-      FIXTURE(setup, teardown),
-      TESTS(answers_and_exits),
-      LOOPS(2, ends_cleanly),
-      TESTS(no_core_file_has_the_pool),
-      LOOPS(2, a_small_pool),
-      TESTS(io_uring_is_forbidden),
+SUITE("service", FIXTURE(setup, teardown), TESTS(answers_and_exits), LOOPS(2, ends_cleanly),
+      TESTS(no_core_file_has_the_pool), LOOPS(2, a_small_pool), TESTS(io_uring_is_forbidden),
       LOOPS(2, a_dead_daemons_socket_is_replaced),
       TESTS(a_living_daemons_socket_is_not, a_file_is_not_a_socket),
       LOOPS(3, two_that_start_together),
       LOOPS(4, a_private_folder_that_others_may_write_to_is_refused),
-      LOOPS(3, a_link_to_a_private_folder_is_refused),
-      TESTS(a_daemon_removes_only_its_own_socket),
+      LOOPS(3, a_link_to_a_private_folder_is_refused), TESTS(a_daemon_removes_only_its_own_socket),
       LOOPS(2, a_private_folder_of_another_user_is_refused),
       TESTS(a_socket_of_another_user_is_not_replaced, a_limit_of_file_sizes_is_an_error_reply),
       TESTS(an_abstract_socket, a_private_one_ends_with_its_parent,

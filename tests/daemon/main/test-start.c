@@ -59,8 +59,8 @@ START_TEST(a_file_system_without_locks_is_named) {
         failing.flock = fail_flock;
         given = no_lock[_i];
         refused(SETTINGS(file, "daemon.file_size=4M"));
-        ck_assert_msg(strstr(why.line, strerror(given)) && strstr(why.line, "cannot be locked"), "%s",
-                      why.line);
+        ck_assert_msg(strstr(why.line, strerror(given)) && strstr(why.line, "cannot be locked"),
+                      "%s", why.line);
         ck_assert_ptr_null(strstr(why.line, "another kvd"));
 }
 END_TEST
@@ -108,8 +108,11 @@ END_TEST
 
 /* Clients get ENOMEM instead: ENOENT would mean that there is no daemon, or no such space. */
 START_TEST(clients_get_no_enoent_for_what_the_daemon_lacks) {
-        static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32,
-                                                     .dtype = KVD_F32, .vocab = 1000};
+        static const struct kvd_geometry geometry = {.layers = 1,
+                                                     .kv_heads = 1,
+                                                     .head_dim = 32,
+                                                     .dtype = KVD_F32,
+                                                     .vocab = 1000};
         struct inproc d;
         kvd_space *space;
         kvd *handle;
@@ -120,7 +123,8 @@ START_TEST(clients_get_no_enoent_for_what_the_daemon_lacks) {
         ck_assert_int_eq(kvd_open(d.in.socket, &handle), 0);
         on = true;
         ck_assert_int_eq(kvd_space_open(handle, "s", &geometry, NULL, &space), -ENOMEM);
-        ck_assert_msg(strstr(kvd_error(), "no memory for the index of space 's'"), "%s", kvd_error());
+        ck_assert_msg(strstr(kvd_error(), "no memory for the index of space 's'"), "%s",
+                      kvd_error());
         failing.open = kvd_sys_real.open;
         failing.memfd_create = fail_memfd;
         given = EMFILE;
@@ -133,8 +137,11 @@ END_TEST
 
 /* Only kvd_open returns -ENOENT for this. */
 START_TEST(an_open_handle_gets_no_enoent_from_a_stopped_daemon) {
-        static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32,
-                                                     .dtype = KVD_F32, .vocab = 1000};
+        static const struct kvd_geometry geometry = {.layers = 1,
+                                                     .kv_heads = 1,
+                                                     .head_dim = 32,
+                                                     .dtype = KVD_F32,
+                                                     .vocab = 1000};
         struct inproc d;
         kvd_space *space;
         kvd *handle;
@@ -156,7 +163,7 @@ END_TEST
 /* KEY stands for the path of a file, TIER for a path that does not exist. */
 static const struct {
         const char *text;
-        mode_t mode; /* of KEY */
+        mode_t mode;     /* of KEY */
         const char *why; /* NULL if both accept it */
 } judged[] = {
         {"[daemon]\nfile = TIER\nfile_size = 8M\n", 0600, NULL},
@@ -214,8 +221,9 @@ static int run(const char *format, const char *path, char said[static 1000]) {
 }
 
 /* A daemon that starts is ended as soon as it serves. */
-#define START "mkfifo %2$s/up && { %1$s --private %2$s --config %3$s --ready-fd 4 2>&1 4>%2$s/up & " \
-              "} && if read up <%2$s/up; then kill $!; fi; wait $!"
+#define START \
+        "mkfifo %2$s/up && { %1$s --private %2$s --config %3$s --ready-fd 4 2>&1 4>%2$s/up & " \
+        "} && if read up <%2$s/up; then kill $!; fi; wait $!"
 #define CHECK "%1$s --check-config %3$s 2>&1 && : %2$s"
 
 START_TEST(the_check_and_the_start_agree) {
@@ -257,7 +265,6 @@ END_TEST
 SUITE("start", FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(no_lock), a_file_system_without_locks_is_named),
       TESTS(another_kvd_that_has_the_file_is_named, a_start_without_memfd_is_refused,
-            a_start_without_proc_is_refused,
-            clients_get_no_enoent_for_what_the_daemon_lacks,
+            a_start_without_proc_is_refused, clients_get_no_enoent_for_what_the_daemon_lacks,
             an_open_handle_gets_no_enoent_from_a_stopped_daemon, the_check_takes_no_lock),
       LOOPS(ARRAY_SIZE(judged), the_check_and_the_start_agree))

@@ -144,8 +144,10 @@ void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks) 
         ck_assert_int_eq(kvd_decoder_new(&o->decoder), 0);
         make_all(o, n_blocks);
         copies = OWNER_SPILLS * o->ix->block_bytes;
-        space.work_space = (struct kvd_msg_work_space){
-                5, o->ix->size, o->layout.size, {&copies, sizeof copies}};
+        space.work_space = (struct kvd_msg_work_space){5,
+                                                       o->ix->size,
+                                                       o->layout.size,
+                                                       {&copies, sizeof copies}};
         spawn(o);
         ck_assert_uint_eq(owner_ask(o, space, o->fds, 4), 0);
         ck_assert_uint_eq(owner_ask(o, segments, &o->fds[4], 1), 0);
@@ -169,7 +171,10 @@ void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns) {
 
         closep(&o->fds[5]);
         o->sketch = make_memory(&o->fds[5], bytes);
-        *o->sketch = (struct kvd_sketch_header){.rows = rows, .columns = columns, .salt = 99, .cell_floats = floats};
+        *o->sketch = (struct kvd_sketch_header){.rows = rows,
+                                                .columns = columns,
+                                                .salt = 99,
+                                                .cell_floats = floats};
         ck_assert_uint_eq(owner_ask(o,
                                     (struct kvd_msg){.number = KVD_MSG_work_sketch,
                                                      .work_sketch = {5, 1, bytes}},
@@ -209,8 +214,8 @@ uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t
 }
 
 static uint32_t ask_for(struct owner *o, uint64_t bytes) {
-        return owner_ask(
-                o, (struct kvd_msg){.number = KVD_MSG_work, .work = {o->jobs, bytes}}, NULL, 0);
+        return owner_ask(o, (struct kvd_msg){.number = KVD_MSG_work, .work = {o->jobs, bytes}},
+                         NULL, 0);
 }
 
 uint32_t owner_begin(struct owner *o, const struct owner_job *job) {

@@ -70,7 +70,7 @@ kvd_ref owner_ref(uint32_t block);
 
 /* ---- the worker's driver calls, as the stand-in logs them ------------------------------------ */
 
-void owner_log_begin(void); /* before owner_start */
+void owner_log_begin(void);                                        /* before owner_start */
 uint32_t owner_calls(const struct owner *o, const char *function); /* function: a prefix of names */
 void owner_log_end(void);
 

@@ -29,8 +29,8 @@ static struct notify notify;
 static struct keep keep;
 static struct loop *loop;
 static struct loop_source reading;
-static int end;                /* the keeper's */
-static char seen[400][160];    /* the messages it got, each with its file's inode */
+static int end;             /* the keeper's */
+static char seen[400][160]; /* the messages it got, each with its file's inode */
 static unsigned n_seen, n_wanted;
 
 static void set_up_with(const char *most) {
@@ -270,8 +270,7 @@ START_TEST(there_is_no_keeper) {
 }
 END_TEST
 
-SUITE("keep",
-      FIXTURE(set_up, tear_down),
+SUITE("keep", FIXTURE(set_up, tear_down),
       TESTS(each_in_its_order, unsent_descriptors_are_not_removed, a_name_is_never_there_twice,
             no_more_than_can_be_handed_over, a_keeper_that_is_gone),
       LOOPS(3, there_is_no_keeper))

@@ -189,7 +189,7 @@ static void script_hostile(long start) {
         memset(huge, 'a', sizeof huge);
         tell(huge, sizeof huge, &fd, 1);
         memcpy(huge, "FDSTORE=1\nFDNAME=", 17);
-        tell(huge, 17 + 97, &fd, 1);                          /* a name that is too long */
+        tell(huge, 17 + 97, &fd, 1); /* a name that is too long */
         tell("FDSTORE=1\0FDNAME=a", 18, &fd, 1);
         tell("FDSTORE=1\nFDNAME=two", 20, two, 2);
         tell("FDSTORE=1\nFDNAME=many", 21, many, 6);
@@ -220,7 +220,8 @@ static void script_poison(long start) {
 static void say_kills(long n) {
         FILE *f = fopen(getenv("VMSTAT"), "w");
 
-        if (!f || fprintf(f, "pgfault 7\noom_kill %ld\nunevictable_pgs_scanned 9\n", n) < 0 || fclose(f) != 0)
+        if (!f || fprintf(f, "pgfault 7\noom_kill %ld\nunevictable_pgs_scanned 9\n", n) < 0 ||
+            fclose(f) != 0)
                 _exit(95);
 }
 
@@ -262,9 +263,11 @@ static void script_status(long start) {
 static const struct {
         const char *name;
         void (*run)(long start);
-} scripts[] = {{"keeps", script_keeps},     {"many", script_many},     {"too-many", script_too_many},
-               {"hostile", script_hostile}, {"poison", script_poison}, {"loop", script_loop},
-               {"status", script_status},   {"starved", script_starved}, {"killed", script_killed}};
+} scripts[] = {{"keeps", script_keeps},       {"many", script_many},
+               {"too-many", script_too_many}, {"hostile", script_hostile},
+               {"poison", script_poison},     {"loop", script_loop},
+               {"status", script_status},     {"starved", script_starved},
+               {"killed", script_killed}};
 
 static _Noreturn void run_script(const char *name) {
         struct kvd_address address;
@@ -311,7 +314,8 @@ static unsigned folders_left(void) {
 }
 
 static int keep_script(const char *name) {
-        char path[128], self[256] = "", *arguments[] = {"test-keeper", "--script", (char *)name, NULL};
+        char path[128], self[256] = "",
+                        *arguments[] = {"test-keeper", "--script", (char *)name, NULL};
         int fd = listening();
         pid_t pid;
 
@@ -485,7 +489,8 @@ START_TEST(an_upgrade) {
         KEEP("--set", "daemon.segment=1M");
         pid = answers();
         ck_assert_int_eq(stat(path, &before), 0);
-        snprintf(command, sizeof command, "cp %s %s.new && mv -f %s.new %s", path, path, path, path);
+        snprintf(command, sizeof command, "cp %s %s.new && mv -f %s.new %s", path, path, path,
+                 path);
         ck_assert_int_eq(system(command), 0);
         kill(in.pid, SIGUSR2);
         pid = wait_for_another(pid);
@@ -604,8 +609,7 @@ START_TEST(states_are_passed_on) {
 }
 END_TEST
 
-SUITE("keeper",
-      WHEN(argc == 3 && strcmp(argv[1], "--script") == 0, run_script(argv[2])),
+SUITE("keeper", WHEN(argc == 3 && strcmp(argv[1], "--script") == 0, run_script(argv[2])),
       FIXTURE(setup, teardown),
       TESTS(kept_descriptors_come_back, twenty_thousand_descriptors, one_too_many_is_not_kept,
             only_its_own_daemon_is_believed, a_deadly_descriptor_is_dropped,

@@ -23,8 +23,11 @@
 #define BT 16u
 #define CHAIN 8u /* blocks */
 
-static const struct kvd_geometry geometry = {.layers = 2, .kv_heads = 2, .head_dim = 8,
-                                             .block_tokens = BT, .dtype = KVD_F16,
+static const struct kvd_geometry geometry = {.layers = 2,
+                                             .kv_heads = 2,
+                                             .head_dim = 8,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F16,
                                              .vocab = 1 << 24};
 
 static struct instance in;
@@ -36,8 +39,8 @@ static void set_up(void) {
         setenv("TMPDIR", in.dir, 1);
         instance_run(&in,
                      (const char *const[]){"--keep", "--private", in.dir, "--pool", "8M", "--set",
-                                           "daemon.segment=256K", "--set", "daemon.pages=small", "--backend",
-                                           "host", NULL},
+                                           "daemon.segment=256K", "--set", "daemon.pages=small",
+                                           "--backend", "host", NULL},
                      true);
 }
 
@@ -103,7 +106,8 @@ static uint32_t check(uint32_t chain, struct kvd_pin *pin) {
         ck_assert_int_ge(n, 0);
         for (uint32_t i = 0; i < pin->n_blocks; i++)
                 ck_assert_uint_eq(oracle_wrong(kvd_pin_block(pin, ids[i]), pin->block_bytes,
-                                               oracle_seed(1, tokens, (i + 1) * BT)), 0);
+                                               oracle_seed(1, tokens, (i + 1) * BT)),
+                                  0);
         return pin->n_blocks;
 }
 
@@ -236,8 +240,6 @@ START_TEST(how_long_it_takes_to_publish_again) {
 }
 END_TEST
 
-SUITE("outlive",
-      FIXTURE(set_up, tear_down),
+SUITE("outlive", FIXTURE(set_up, tear_down),
       TESTS(another_client_finds_all_of_it, the_same_client_finds_it_and_goes_on),
-      LOOPS(2, a_reader_keeps_its_blocks),
-      TESTS(how_long_it_takes_to_publish_again))
+      LOOPS(2, a_reader_keeps_its_blocks), TESTS(how_long_it_takes_to_publish_again))

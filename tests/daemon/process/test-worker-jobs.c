@@ -566,7 +566,8 @@ static double frobenius(const uint8_t *a, const uint8_t *b, uint32_t l, int plan
                 for (uint32_t t = 0; t < o.g.block_tokens; t++)
                         for (uint32_t d = 0; d < o.g.head_dim; d++)
                                 sum += pow(owner_get(&o, a, l, plane, h, t, d) -
-                                           (b ? owner_get(&o, b, l, plane, h, t, d) : 0), 2);
+                                                   (b ? owner_get(&o, b, l, plane, h, t, d) : 0),
+                                           2);
         return sqrt(sum);
 }
 
@@ -641,8 +642,11 @@ END_TEST
  * Layers 0, 1 dense; layer 3 selects like 2, layer 5 like 4; in all of them head 1 is like head 0.
  */
 START_TEST(a_configuration_shares_what_is_alike) {
-        const struct kvd_shape g = {
-                .layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const struct kvd_shape g = {.layers = 6,
+                                    .kv_heads = 2,
+                                    .head_dim = 16,
+                                    .dtype = KVD_I8,
+                                    .vocab = 10};
         const uint32_t queries = 4, words = 9;
         struct owner_job *job;
         uint8_t *bits;
@@ -946,8 +950,11 @@ static struct owner_job *random_config(void) {
         return job;
 }
 
-static const struct kvd_shape of_bits = {
-        .layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+static const struct kvd_shape of_bits = {.layers = 6,
+                                         .kv_heads = 2,
+                                         .head_dim = 16,
+                                         .dtype = KVD_I8,
+                                         .vocab = 10};
 
 /* Launches: bits in each row, pairs of heads in six layers, pairs of layers but the dense ones. */
 START_TEST(a_configuration_has_the_bits_of_the_processor) {
@@ -1020,11 +1027,9 @@ START_TEST(a_job_that_rests_leaves_room_for_others) {
 }
 END_TEST
 
-SUITE("worker-jobs",
-      LOOPS(N_GEOMETRIES, summaries_are_what_they_should_be),
+SUITE("worker-jobs", LOOPS(N_GEOMETRIES, summaries_are_what_they_should_be),
       TESTS(label_channels_stay),
-      WHEN(getenv("KVD_TEST_BACKEND"),
-           LOOPS(N_GEOMETRIES, kernels_make_the_same_bits),
+      WHEN(getenv("KVD_TEST_BACKEND"), LOOPS(N_GEOMETRIES, kernels_make_the_same_bits),
            TESTS(kernels_are_busy, an_engine_has_its_turn_between_launches,
                  unsupported_shapes_are_staged, a_configuration_has_the_bits_of_the_processor),
            LOOPS(N_GEOMETRIES, a_sample_has_the_bits_of_the_processor,
@@ -1037,5 +1042,5 @@ SUITE("worker-jobs",
             unsuitable_blocks_are_not_shared, a_configuration_shares_what_is_alike),
       LOOPS(N_GEOMETRIES, a_sample_is_two_similarities_a_layer),
       LOOPS(N_GEOMETRIES, scores_and_samples_in_pieces_have_the_same_bits),
-      TESTS(a_configuration_in_pieces_has_the_same_bits,
-            comparisons_in_pieces_have_the_same_bits, a_job_that_rests_leaves_room_for_others))
+      TESTS(a_configuration_in_pieces_has_the_same_bits, comparisons_in_pieces_have_the_same_bits,
+            a_job_that_rests_leaves_room_for_others))

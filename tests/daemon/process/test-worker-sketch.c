@@ -17,8 +17,8 @@
 #include "tests/daemon/process/owner.h"
 #include "tests/lib/suite.h"
 
-#define BLOCKS 8u       /* blocks with contents */
-#define FRESH BLOCKS    /* the first of as many blocks to revive into */
+#define BLOCKS 8u    /* blocks with contents */
+#define FRESH BLOCKS /* the first of as many blocks to revive into */
 
 enum { UNSIGNED, SIGNED, CENTRED };
 enum { UNIFORM, PERMUTATION };
@@ -195,8 +195,8 @@ static struct owner_job *vague_job(uint32_t n) {
 }
 
 struct expected {
-        double *cells;  /* [row][column][token's numbers] */
-        double *mean;   /* [layer][head][dim] */
+        double *cells; /* [row][column][token's numbers] */
+        double *mean;  /* [layer][head][dim] */
         uint32_t *places;
         uint32_t rows, columns, floats, n_tokens;
 };
@@ -494,8 +494,11 @@ END_TEST
 
 /* 8-bit numbers can be copied, but no job can compute with them. */
 START_TEST(eight_bits_are_copied_only) {
-        const struct kvd_shape g = {
-                .layers = 2, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const struct kvd_shape g = {.layers = 2,
+                                    .kv_heads = 2,
+                                    .head_dim = 16,
+                                    .dtype = KVD_I8,
+                                    .vocab = 10};
         struct owner_job *job;
 
         owner_start(&o, &g, 2 * BLOCKS);
@@ -551,13 +554,10 @@ START_TEST(nonsense_is_refused) {
 }
 END_TEST
 
-SUITE("worker-sketch",
-      LOOPS(2, a_copy_comes_back_byte_for_byte),
+SUITE("worker-sketch", LOOPS(2, a_copy_comes_back_byte_for_byte),
       TESTS(a_copy_that_changed_is_told, a_summary_goes_along),
-      LOOPS(12, a_sketch_gives_the_median),
-      TESTS(without_collisions_it_is_exact),
-      LOOPS(2, forgetting_takes_out_what_was_put_in),
-      TESTS(forgetting_estimates_zeroes_the_median),
+      LOOPS(12, a_sketch_gives_the_median), TESTS(without_collisions_it_is_exact),
+      LOOPS(2, forgetting_takes_out_what_was_put_in), TESTS(forgetting_estimates_zeroes_the_median),
       LOOPS(2, a_half_written_sketch_is_made_anew),
       TESTS(eight_bits_are_copied_only, nonsense_is_refused),
       WHEN(getenv("KVD_TEST_BACKEND"), LOOPS(3, batches_of_a_gpu_have_the_bits_of_the_host)))

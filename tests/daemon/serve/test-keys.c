@@ -54,7 +54,8 @@ static void check_clean(const char *space) {
                 .layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, \
                 .vocab = 1000 \
         }
-#define OPAQUE(tokens) {.block_tokens = tokens, .block_bytes = BYTES, .layout = "test.v1"}
+#define OPAQUE(tokens) \
+        { .block_tokens = tokens, .block_bytes = BYTES, .layout = "test.v1" }
 
 static kvd_space *open_space(const char *name, const struct kvd_geometry *g, uint32_t kind) {
         const struct kvd_space_options options = {.kind = kind};
@@ -275,9 +276,9 @@ START_TEST(an_object_is_found_whole_or_not) {
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), -EINVAL);
         kvd_unpin(space, &pin);
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 19, blocks, &pin), 0);
-        peer_ok(peer, (struct kvd_msg){
-                              .number = KVD_MSG_evict,
-                              .evict = {.space = kvd_slice_of("keys"), .blocks = 1}}); /* its last block */
+        peer_ok(peer, (struct kvd_msg){.number = KVD_MSG_evict,
+                                       .evict = {.space = kvd_slice_of("keys"),
+                                                 .blocks = 1}}); /* its last block */
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 0);
         ck_assert_ptr_null(pin.view);
         seal_object(space, key, 18, 0, blocks); /* adds only the missing block */
@@ -458,8 +459,7 @@ START_TEST(a_fingerprint_depends_on_every_part) {
 }
 END_TEST
 
-SUITE("keys",
-      FIXTURE(setup, teardown),
+SUITE("keys", FIXTURE(setup, teardown),
       TESTS(chains_of_different_salts_never_share, a_chain_keeps_its_salt,
             a_prefix_that_was_made_again_is_found),
       LOOPS(5, keys_find_their_objects),

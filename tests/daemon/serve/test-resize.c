@@ -52,13 +52,13 @@ static void open_space(void) {
                                                      .vocab = 1u << 20};
 
         ck_assert_msg(kvd_open(in.socket, &handle) == 0, "%s", kvd_error());
-        ck_assert_msg(kvd_space_open(handle, "s", &geometry, NULL, &space) == 0, "%s",
-                      kvd_error());
+        ck_assert_msg(kvd_space_open(handle, "s", &geometry, NULL, &space) == 0, "%s", kvd_error());
         ck_assert_uint_eq(kvd_block_bytes(&geometry), BLOCK_BYTES);
 }
 
 static void start_as(bool kept, const char *pool, const char *rest) {
-        const char *arguments[] = {"--private", in.dir, "--config", path, kept ? "--keep" : NULL, NULL};
+        const char *arguments[] = {"--private", in.dir, "--config", path, kept ? "--keep" : NULL,
+                                   NULL};
 
         instance_make_dir(&in);
         snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
@@ -317,16 +317,15 @@ START_TEST(a_quota_that_changes) {
         WAIT_UNTIL(max_blocks() == 32 * BLOCKS);
         fill(28);
         ck_assert_uint_eq(found(28), 28 * BLOCKS);
-        peer_ok(watcher, MSG(space_set, .space = kvd_slice_of("s"), .key = kvd_slice_of("max_blocks"),
-                             .value = kvd_slice_of("256")));
+        peer_ok(watcher, MSG(space_set, .space = kvd_slice_of("s"),
+                             .key = kvd_slice_of("max_blocks"), .value = kvd_slice_of("256")));
         WAIT_UNTIL(info().pool_used <= 5 * MIB);
-        peer_ok(watcher, MSG(space_set, .space = kvd_slice_of("s"), .key = kvd_slice_of("max_blocks"),
-                             .value = kvd_slice_of("0")));
+        peer_ok(watcher, MSG(space_set, .space = kvd_slice_of("s"),
+                             .key = kvd_slice_of("max_blocks"), .value = kvd_slice_of("0")));
         ck_assert_uint_eq(max_blocks(), 32 * BLOCKS);
         stop();
 }
 END_TEST
 
-SUITE("resize",
-      TESTS(it_grows, it_shrinks, it_shrinks_around_what_is_held,
-            more_than_was_planned, a_restart_with_another_size, a_quota_that_changes))
+SUITE("resize", TESTS(it_grows, it_shrinks, it_shrinks_around_what_is_held, more_than_was_planned,
+                      a_restart_with_another_size, a_quota_that_changes))

@@ -214,6 +214,6 @@ START_TEST(leaving_polls_all_rings) {
 END_TEST
 
 SUITE("rounds", FIXTURE(set_up, tear_down),
-      TESTS(four_messages_begin_rounds_three_do_not, only_posters_get_a_turn,
-            idle_clients_leave, rounds_end_if_little_is_posted,
-            waiting_posters_are_not_polled, leaving_polls_all_rings))
+      TESTS(four_messages_begin_rounds_three_do_not, only_posters_get_a_turn, idle_clients_leave,
+            rounds_end_if_little_is_posted, waiting_posters_are_not_polled,
+            leaving_polls_all_rings))

@@ -120,7 +120,10 @@ START_TEST(a_message_from_the_future) {
         ck_assert(peer_receive(p, &r));
         ck_assert_uint_eq(r.error.code, ENOSYS);
         ck_assert_uint_eq(r.serial, 7);
-        send_raw(p, "\x93\x05\x08\x81\xa5" "count\xcd\x13\x88", 13);
+        send_raw(p,
+                 "\x93\x05\x08\x81\xa5"
+                 "count\xcd\x13\x88",
+                 13);
         ck_assert(peer_receive(p, &r));
         ck_assert_uint_eq(r.error.code, EINVAL);
         ck_assert_uint_eq(r.serial, 8);
@@ -298,7 +301,7 @@ START_TEST(a_space_waits_for_room_that_others_leave) {
         char name[16];
 
         instance_start(&in, (const char *const[]){loops[_i], "daemon.overhead=256M",
-                                                          "daemon.max_spaces=4096", NULL});
+                                                  "daemon.max_spaces=4096", NULL});
         p = peer_attach(in.socket);
         for (uint32_t i = 0; i < 32; i++) {
                 snprintf(name, sizeof name, "s%u", i);

@@ -35,8 +35,11 @@ struct process {
 /* ---- the processes --------------------------------------------------------------------------- */
 
 static kvd_space *open_space(kvd *handle) {
-        const struct kvd_geometry geometry = {
-                .layers = 1, .kv_heads = 1, .head_dim = 8, .dtype = KVD_F32, .vocab = 9};
+        const struct kvd_geometry geometry = {.layers = 1,
+                                              .kv_heads = 1,
+                                              .head_dim = 8,
+                                              .dtype = KVD_F32,
+                                              .vocab = 9};
         kvd_space *space;
 
         if (kvd_space_open(handle, "team", &geometry, NULL, &space) < 0)
@@ -166,6 +169,4 @@ START_TEST(a_team_has_a_name) {
 }
 END_TEST
 
-SUITE("team",
-      LOOPS(2, a_scheduler_dies_while_its_worker_writes),
-      TESTS(a_team_has_a_name))
+SUITE("team", LOOPS(2, a_scheduler_dies_while_its_worker_writes), TESTS(a_team_has_a_name))

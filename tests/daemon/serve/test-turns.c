@@ -183,9 +183,7 @@ START_TEST(a_removed_one_is_not_served) {
 }
 END_TEST
 
-SUITE("turns",
-      FIXTURE(set_up, tear_down),
+SUITE("turns", FIXTURE(set_up, tear_down),
       TESTS(a_user_with_many_connections_has_one_share, costly_requests_are_served_less,
-            a_preempted_user_does_not_pay_for_it,
-            a_user_preempted_alone_pays_for_one_request, a_slice_ends, no_user_saves_up,
-            work_is_charged, a_removed_one_is_not_served))
+            a_preempted_user_does_not_pay_for_it, a_user_preempted_alone_pays_for_one_request,
+            a_slice_ends, no_user_saves_up, work_is_charged, a_removed_one_is_not_served))

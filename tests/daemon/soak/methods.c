@@ -43,7 +43,7 @@ struct soak {
         struct random random;
         pid_t pids[MAX_WORKERS];
         uint64_t started, kernels_killed;
-        uint64_t jobs; /* done at the previous attempt to kill the kernels */
+        uint64_t jobs;  /* done at the previous attempt to kill the kernels */
         uint32_t lives; /* average number of chances per kill */
         bool failed;
 };
@@ -86,7 +86,8 @@ static void create(struct conn *conn, const char *name, const struct kvd_geometr
 }
 
 static void set(struct conn *conn, const char *space, const char *key, const char *value) {
-        struct kvd_msg_space_set request = {.space = kvd_slice_of(space), .key = kvd_slice_of(key),
+        struct kvd_msg_space_set request = {.space = kvd_slice_of(space),
+                                            .key = kvd_slice_of(key),
                                             .value = kvd_slice_of(value)};
 
         if (conn_call(conn, KVD_MSG_space_set, &request, NULL) < 0)
@@ -249,8 +250,8 @@ static void report(const struct soak *s) {
 static bool is_used(const struct soak *s) {
         const struct methods_tally *t = s->tally;
 
-        return t->shared_seen && t->approx_seen && t->packed_seen && t->absent_seen &&
-               t->revived && t->labels && t->sharings && t->samples;
+        return t->shared_seen && t->approx_seen && t->packed_seen && t->absent_seen && t->revived &&
+               t->labels && t->sharings && t->samples;
 }
 
 #define MOST_SECONDS 240u /* limit for every method to do something, on a slow machine */

@@ -26,7 +26,7 @@
 #include "tests/lib/oracle.h"
 
 #define BT 4u
-#define STEPS 6u          /* kinds of steps */
+#define STEPS 6u /* kinds of steps */
 #define STEP_BLOCKS 4u
 #define SEQUENCES 8u
 #define MAX_BLOCKS 96u
@@ -55,13 +55,13 @@ const struct kvd_geometry methods_whole_geometry = {.layers = 2,
 
 struct line { /* one sequence */
         kvd_sequence *sequence;
-        uint64_t name;             /* seeds its small part */
+        uint64_t name; /* seeds its small part */
         /* per entry: kind of step, or STEPS + chain if it is borrowed */
         uint32_t step[MAX_BLOCKS];
         uint32_t place[MAX_BLOCKS];
         uint32_t n;
         struct kvd_pin pin;
-        bool asked;                /* whether a sharing configuration has been requested */
+        bool asked; /* whether a sharing configuration has been requested */
         struct kvd_block bits;
 };
 
@@ -272,7 +272,8 @@ static bool get_prefix(struct worker *w, struct line *l, uint32_t *ids, uint32_t
 static void open_line(struct worker *w, struct line *l) {
         uint32_t ids[PREFIX_BLOCKS], tokens[PREFIX_BLOCKS * BT];
 
-        *l = (struct line){.name = ++w->named * 4096 + (w->o->threads ? w->o->seed : (uint64_t)getpid())};
+        *l = (struct line){.name = ++w->named * 4096 +
+                                   (w->o->threads ? w->o->seed : (uint64_t)getpid())};
         if (!fine(w, "open", kvd_sequence_open(w->space, MAX_BLOCKS, &l->sequence))) {
                 l->sequence = NULL;
                 return;

@@ -210,12 +210,11 @@ static void report(const struct soak *s) {
                "\"daemon_lost\": %llu, \"seed\": %llu}\n",
                (unsigned long long)t->operations,
                (unsigned long long)(t->bytes_checked / kvd_block_bytes(&soak_geometry)),
-               (unsigned long long)t->bytes_checked,
-               (unsigned long long)t->bytes_wrong, (unsigned long long)t->tokens_found,
-               (unsigned long long)t->blocks_sealed, (unsigned long long)t->leases,
-               (unsigned long long)t->refusals, (unsigned long long)t->deaths,
-               (unsigned long long)s->started, (unsigned long long)t->daemon_lost,
-               (unsigned long long)s->o.seed);
+               (unsigned long long)t->bytes_checked, (unsigned long long)t->bytes_wrong,
+               (unsigned long long)t->tokens_found, (unsigned long long)t->blocks_sealed,
+               (unsigned long long)t->leases, (unsigned long long)t->refusals,
+               (unsigned long long)t->deaths, (unsigned long long)s->started,
+               (unsigned long long)t->daemon_lost, (unsigned long long)s->o.seed);
 }
 
 static uint64_t now_ms(void) {

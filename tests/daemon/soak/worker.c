@@ -31,8 +31,9 @@ const struct kvd_geometry soak_geometry = {.layers = 2,
                                            .dtype = KVD_F32,
                                            .vocab = 5000};
 
-static const struct kvd_geometry keyed_geometry = {
-        .block_tokens = 8, .block_bytes = 2048, .layout = "soak"};
+static const struct kvd_geometry keyed_geometry = {.block_tokens = 8,
+                                                   .block_bytes = 2048,
+                                                   .layout = "soak"};
 
 enum { CAUSAL, WHOLE, KEYED, N_SPACES };
 
@@ -218,7 +219,8 @@ static void post(struct worker *w, struct hold *h, const uint32_t *tokens, uint3
         int r = 1;
 
         while (posted + 1 < n && r == 1) {
-                r = kvd_post(space, &h->pin, 1, blocks + posted, tokens + (first + posted) * BT, BT);
+                r = kvd_post(space, &h->pin, 1, blocks + posted, tokens + (first + posted) * BT,
+                             BT);
                 posted += r == 1;
                 maybe_die(w);
         }
@@ -337,7 +339,9 @@ static void causal_operation(struct worker *w) {
         uint32_t n_tokens = 1 + random_below(&w->random, MAX_TOKENS);
         int64_t n;
 
-        *h = (struct hold){.space = CAUSAL, .chain = random_below(&w->random, CHAINS), .salt = random_salt(w)};
+        *h = (struct hold){.space = CAUSAL,
+                           .chain = random_below(&w->random, CHAINS),
+                           .salt = random_salt(w)};
         h->pin.salt = h->salt;
         n = look_up(w, h, n_tokens);
         if (n >= 0 && n < n_tokens && n % BT == 0 && random_below(&w->random, 4))
@@ -444,11 +448,11 @@ static void operation(struct worker *w) {
 /* ---- the worker ------------------------------------------------------------------------------ */
 
 static int open_spaces(struct worker *w) {
-        static const struct kvd_space_options options[N_SPACES] = {
-                /* a fraction of the universe, so that the daemon always evicts */
-                [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400},
-                [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48},
-                [KEYED] = {.max_blocks = 64}};
+        static const struct kvd_space_options options[N_SPACES] =
+                {/* a fraction of the universe, so that the daemon always evicts */
+                 [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400},
+                 [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48},
+                 [KEYED] = {.max_blocks = 64}};
         static const char *const names[N_SPACES] = {"causal", "whole", "keyed"};
         int r = kvd_open(w->o->socket, &w->kvd);
 

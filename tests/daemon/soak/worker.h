@@ -20,9 +20,9 @@ struct worker_options {
         const char *socket;
         struct tally *tally;
         uint64_t seed;
-        bool may_die;         /* kills itself at random moments */
-        bool daemon_may_die;  /* lost connections are not failures */
-        bool threads;         /* other workers are in this process, so it does not kill itself */
+        bool may_die;        /* kills itself at random moments */
+        bool daemon_may_die; /* lost connections are not failures */
+        bool threads;        /* other workers are in this process, so it does not kill itself */
 };
 
 extern const struct kvd_geometry soak_geometry;

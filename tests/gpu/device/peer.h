@@ -69,8 +69,8 @@ struct side {
         kvd_space *space;
         const struct kvd_cuda *cuda;
         struct kvd_place place;
-        cu_stream stream;      /* the side's own */
-        uint32_t *words;       /* pinned host memory for SIDE_BLOCKS blocks */
+        cu_stream stream; /* the side's own */
+        uint32_t *words;  /* pinned host memory for SIDE_BLOCKS blocks */
 };
 #define SIDE_BLOCKS 32u
 

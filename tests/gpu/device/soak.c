@@ -35,7 +35,7 @@
 static struct tally {
         _Atomic bool stop;
         _Atomic uint64_t reads, blocks, seals, refused, poisoned, wrong, late, steps;
-} *tally;
+} * tally;
 
 static const char *seed_text; /* the seed of the next worker */
 

@@ -25,9 +25,9 @@
 
 static struct shared {
         _Atomic bool stop;
-        _Atomic uint32_t round;  /* each round has new documents */
+        _Atomic uint32_t round; /* each round has new documents */
         _Atomic uint64_t reads, right, gone;
-} *shared;
+} * shared;
 
 /* ---- killing --------------------------------------------------------------------------------- */
 

@@ -30,9 +30,10 @@ static void start_kept(const char *backend, const char *quarantine) {
         instance_make_dir(&d);
         setenv("TMPDIR", d.dir, 1);
         instance_run(&d,
-                     (const char *const[]){"--keep", "--private", d.dir, "--backend", backend, "--pool",
-                                           "32M", "--set", "daemon.segment=2M", "--set", quarantine,
-                                           "--set", "daemon.spill=1M", "--set", "daemon.reserve=1M", NULL},
+                     (const char *const[]){"--keep", "--private", d.dir, "--backend", backend,
+                                           "--pool", "32M", "--set", "daemon.segment=2M", "--set",
+                                           quarantine, "--set", "daemon.spill=1M", "--set",
+                                           "daemon.reserve=1M", NULL},
                      true);
 }
 

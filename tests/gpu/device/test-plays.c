@@ -541,7 +541,7 @@ static void quarantine(void) {
 static struct forked {
         _Atomic uint64_t gate;
         _Atomic pid_t pid; /* the child's process id, once it runs */
-} *forked; /* a page shared by the director, the client and its child */
+} * forked;                /* a page shared by the director, the client and its child */
 
 static void share_forked(void) {
         forked = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -1141,7 +1141,8 @@ static void sees_only_one(struct role *role) {
 
         must(kvd_open(second_socket, &handle));
         CHECK(kvd_space_open(handle, "s", &geometry, NULL, &space) == -ENODEV);
-        CHECK(strstr(kvd_error(), "the pool is on the GPU with UUID 66616b65-") && strstr(kvd_error(), "cannot see"));
+        CHECK(strstr(kvd_error(), "the pool is on the GPU with UUID 66616b65-") &&
+              strstr(kvd_error(), "cannot see"));
         kvd_close(handle);
 }
 
@@ -1335,7 +1336,7 @@ static void seal_again(struct side *s, struct kvd_block *block) {
 }
 
 static void delete_tensor(struct DLManagedTensor *tensor) {
-        void (*deleter)(struct DLManagedTensor *self);
+        void (*deleter)(struct DLManagedTensor * self);
 
         memcpy(&deleter, (uint8_t *)tensor + 56, sizeof deleter); /* after the context */
         deleter(tensor);

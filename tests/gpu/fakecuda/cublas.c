@@ -14,11 +14,17 @@
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/run.h"
 
-enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7,
-       EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum { F32 = 0, F16 = 2, BF16 = 14 };                                    /* cudaDataType */
+enum {
+        SUCCESS = 0,
+        NOT_INITIALIZED = 1,
+        ALLOC_FAILED = 3,
+        INVALID_VALUE = 7,
+        EXECUTION_FAILED = 13,
+        NOT_SUPPORTED = 15
+};
+enum { F32 = 0, F16 = 2, BF16 = 14 }; /* cudaDataType */
 enum { PLAIN = 0, TRANSPOSED = 1 };
-enum { SUM_F32 = 68, SUM_F32_PEDANTIC = 69, SUM_F32_TF32 = 77 };        /* cublasComputeType_t */
+enum { SUM_F32 = 68, SUM_F32_PEDANTIC = 69, SUM_F32_TF32 = 77 }; /* cublasComputeType_t */
 enum { VERSION = 130000, LANES = 16 };
 
 /* Handles are never reused, so that a destroyed one is recognised. */
@@ -300,9 +306,13 @@ int cublasSetMathMode(void *handle, int mode) {
 
 static struct matrix matrix(const void *at, int type, int ld, int trans, int rows, int columns,
                             long long stride) {
-        return (struct matrix){
-                (cu_address)(uintptr_t)at,       type,  ld, trans, trans == PLAIN ? rows : columns,
-                trans == PLAIN ? columns : rows, stride};
+        return (struct matrix){(cu_address)(uintptr_t)at,
+                               type,
+                               ld,
+                               trans,
+                               trans == PLAIN ? rows : columns,
+                               trans == PLAIN ? columns : rows,
+                               stride};
 }
 
 static int check(const struct product *p, int compute) {
@@ -345,7 +355,10 @@ int cublasGemmStridedBatchedEx(void *handle, int transa, int transb, int m, int 
                                long long b_stride, const void *beta, void *c, int c_type, int ldc,
                                long long c_stride, int batch, int compute, int algorithm) {
         struct product p = {
-                .m = m, .n = n, .k = k, .batch = batch,
+                .m = m,
+                .n = n,
+                .k = k,
+                .batch = batch,
                 .a = matrix(a, a_type, lda, transa, m, k, a_stride),
                 .b = matrix(b, b_type, ldb, transb, k, n, b_stride),
                 .c = matrix(c, c_type, ldc, PLAIN, m, n, c_stride),

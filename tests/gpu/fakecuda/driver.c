@@ -29,7 +29,8 @@ void fake_break(struct device *device, cu_result error) {
         if (!device->broken)
                 device->broken = error;
         pthread_cond_broadcast(&fake.changed);
-        syscall(SYS_futex, &device->broken, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); /* see run_wait */
+        syscall(SYS_futex, &device->broken, FUTEX_WAKE, INT32_MAX, NULL, NULL,
+                0); /* see run_wait */
 }
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -129,7 +130,7 @@ static const struct {
 #define FUNCTION(name, version, parameters) {#name, version, (void *)name},
         KVD_CUDA_CALLS(FUNCTION)
 #undef FUNCTION
-        {"cuGetProcAddress", 12000, (void *)cuGetProcAddress_v2},
+                {"cuGetProcAddress", 12000, (void *)cuGetProcAddress_v2},
         /* Other signatures under the same name, which are not supported. */
         {"cuCtxSynchronize", 13000, NULL},
         {"cuEventElapsedTime", 12080, NULL},
@@ -312,8 +313,7 @@ static cu_result make_context(struct device *device) {
         if (!usage_fits(device, fake_settings.context))
                 return CU_OUT_OF_MEMORY;
         device->context = usage_memfd(device, "context");
-        if (device->context < 0 ||
-            ftruncate(device->context, (off_t)fake_settings.context) < 0)
+        if (device->context < 0 || ftruncate(device->context, (off_t)fake_settings.context) < 0)
                 abort();
         device->used += fake_settings.context;
         return CU_OK;

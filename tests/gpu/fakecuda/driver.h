@@ -107,8 +107,8 @@ RENAME(cuEventDestroy)
 #undef RENAME
 
 /* Functions for graphs, which programs that use libkvd call, and kvd does not. */
-cu_result cuStreamBeginCapture(cu_stream, int mode)
-        __asm__("cuStreamBeginCapture_v2") __attribute__((visibility("default")));
+cu_result cuStreamBeginCapture(cu_stream, int mode) __asm__("cuStreamBeginCapture_v2")
+        __attribute__((visibility("default")));
 cu_result cuStreamEndCapture(cu_stream, void **ret) __attribute__((visibility("default")));
 cu_result cuGraphGetNodes(void *graph, void **nodes, size_t *n)
         __attribute__((visibility("default")));
@@ -133,18 +133,18 @@ enum {
 struct stream;
 
 struct device {
-        int number;                /* among all devices, visible or not */
+        int number; /* among all devices, visible or not */
         struct cu_uuid uuid;
-        unsigned retained;         /* references to its primary context by this process */
-        _Atomic cu_result broken;  /* sticky error of that context */
-        struct stream *legacy;     /* default stream; NULL: not used yet */
-        uint64_t used;             /* bytes, by this process */
-        int context;               /* owned: the context's memory; 0: none */
+        unsigned retained;        /* references to its primary context by this process */
+        _Atomic cu_result broken; /* sticky error of that context */
+        struct stream *legacy;    /* default stream; NULL: not used yet */
+        uint64_t used;            /* bytes, by this process */
+        int context;              /* owned: the context's memory; 0: none */
 };
 
 struct fake {
         /* never changed after cuInit */
-        pid_t pid;                 /* process that called cuInit; 0 if none */
+        pid_t pid; /* process that called cuInit; 0 if none */
         int n_devices;
         struct device devices[FAKE_DEVICES];
 
@@ -158,7 +158,7 @@ extern struct fake fake;
 
 /* device of the calling thread's context; NULL: none is current */
 struct device *fake_current(void);
-struct device *fake_device(cu_device it);   /* NULL: no such */
+struct device *fake_device(cu_device it); /* NULL: no such */
 
 /* Breaks a context, and wakes all that wait for it. lock is held. */
 void fake_break(struct device *device, cu_result error);
@@ -228,10 +228,10 @@ struct range {
         enum range_kind kind;
         cu_address at;
         size_t bytes;
-        int access;             /* CU_ACCESS_... */
+        int access; /* CU_ACCESS_... */
         struct device *device;
-        struct memory *memory;  /* RANGE_MAPPED: holds a reference */
-        int fd;                 /* RANGE_ALLOCATED, RANGE_OPENED: the memory; owned */
+        struct memory *memory; /* RANGE_MAPPED: holds a reference */
+        int fd;                /* RANGE_ALLOCATED, RANGE_OPENED: the memory; owned */
 };
 
 struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struct device *device);
@@ -239,7 +239,7 @@ void range_drop(struct range *range); /* removes it from the list; unmaps and cl
 struct range *range_at(unsigned kinds, cu_address at);      /* that begins there */
 struct range *range_holding(unsigned kinds, cu_address at); /* with this address in it */
 struct range *range_first(unsigned kinds, const struct device *device);
-struct range *range_of_file(unsigned kinds, int fd);        /* with that file as memory */
+struct range *range_of_file(unsigned kinds, int fd); /* with that file as memory */
 struct range *range_overlapping(unsigned kinds, cu_address at, size_t bytes);
 
 /* Whether the device may do this (CU_ACCESS_READ, CU_ACCESS_READ_WRITE) with every byte. */
@@ -275,7 +275,7 @@ struct work {
         enum fake_work kind;
         /* on the stream's thread, without lock */
         cu_result (*run)(struct work *work, struct stream *stream);
-        void (*done)(struct work *work);                            /* with lock; may be NULL */
+        void (*done)(struct work *work); /* with lock; may be NULL */
         struct wait *waits;
         uint64_t number; /* position in its stream */
         union {
@@ -318,11 +318,11 @@ struct work {
 struct stream {
         struct stream *next;
         struct device *device;
-        bool blocking;  /* synchronises with the legacy default stream */
-        bool alive;     /* false: destroyed */
+        bool blocking; /* synchronises with the legacy default stream */
+        bool alive;    /* false: destroyed */
         /* its own address, or that of a destroyed stream; NULL: another stream has it now */
         cu_stream handle;
-        uint64_t id;    /* no other stream ever has it */
+        uint64_t id; /* no other stream ever has it */
         bool started;
         struct work *first, *last;
         uint64_t submitted, done;
@@ -353,8 +353,8 @@ void stream_destroy_all(struct device *device);
 /* ---- turns.c: without lock, around a piece of work of a stream's thread ----------------------- */
 
 void turn_begin(const struct device *device);
-void turn_look(void);      /* called during work: gives the turn up if the slice has ended */
-void turn_end(bool more);  /* more: another piece follows at once */
+void turn_look(void);     /* called during work: gives the turn up if the slice has ended */
+void turn_end(bool more); /* more: another piece follows at once */
 void turn_drop(const struct device *device); /* the piece announced with `more` does not come */
 
 /* ---- capture.c: lock is held ----------------------------------------------------------------- */

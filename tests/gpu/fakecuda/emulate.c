@@ -41,7 +41,7 @@ struct thread {
         const char *what, *file; /* what it waits for, and where */
         int at;
         unsigned exchanges, barriers, warp_barriers; /* passed so far */
-        struct copy *copies;          /* kept from block to block */
+        struct copy *copies;                         /* kept from block to block */
         unsigned n_copies, most_copies, group;
 };
 
@@ -103,8 +103,8 @@ struct order {
 };
 
 static struct order order_of(unsigned n) {
-        return engine.random ? (struct order){(unsigned)(next_random() % n), n, next_random() % 2}
-                             : (struct order){.n = n};
+        return engine.random ? (struct order){(unsigned)(next_random() % n), n, next_random() % 2} :
+                               (struct order){.n = n};
 }
 
 static unsigned in_order(struct order o, unsigned i) {
@@ -160,7 +160,8 @@ bool emulate_where(struct emulate_where *to) {
         const struct thread *t = engine.now;
 
         if (t)
-                *to = (struct emulate_where){engine.launches, engine.block, t->number, t->barriers, t->warp_barriers};
+                *to = (struct emulate_where){engine.launches, engine.block, t->number, t->barriers,
+                                             t->warp_barriers};
         return t;
 }
 
@@ -381,8 +382,9 @@ static void run_blocks(const struct fake_launch *l) {
         for (unsigned k = 0; k < l->grid[2]; k++)
                 for (unsigned j = 0; j < l->grid[1]; j++)
                         for (unsigned i = 0; i < l->grid[0]; i++) {
-                                emulate_block = (struct emulate_index){
-                                        in_order(x, i), in_order(y, j), in_order(z, k)};
+                                emulate_block = (struct emulate_index){in_order(x, i),
+                                                                       in_order(y, j),
+                                                                       in_order(z, k)};
                                 engine.block = (emulate_block.z * l->grid[1] + emulate_block.y) *
                                                        l->grid[0] +
                                                emulate_block.x;

@@ -77,8 +77,8 @@ void emulate_aligned(const void *at, size_t to, const char *what); /* or ends th
 
 /* The position of the thread that runs now. */
 struct emulate_where {
-        uint64_t launch;                 /* from 1 */
-        uint32_t block, thread;          /* index in the grid, and in the block */
+        uint64_t launch;                  /* from 1 */
+        uint32_t block, thread;           /* index in the grid, and in the block */
         uint32_t barriers, warp_barriers; /* passed so far */
 };
 

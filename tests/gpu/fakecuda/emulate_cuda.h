@@ -57,11 +57,19 @@ static const int warpSize = 32;
 /* ---- vectors --------------------------------------------------------------------------------- */
 
 #define EMULATE_VECTOR2(name, type, align) \
-        struct __align__(align) name { type x, y; }; \
-        static inline name make_##name(type x, type y) { return {x, y}; }
+        struct __align__(align) name { \
+                type x, y; \
+        }; \
+        static inline name make_##name(type x, type y) { \
+                return {x, y}; \
+        }
 #define EMULATE_VECTOR4(name, type, align) \
-        struct __align__(align) name { type x, y, z, w; }; \
-        static inline name make_##name(type x, type y, type z, type w) { return {x, y, z, w}; }
+        struct __align__(align) name { \
+                type x, y, z, w; \
+        }; \
+        static inline name make_##name(type x, type y, type z, type w) { \
+                return {x, y, z, w}; \
+        }
 
 EMULATE_VECTOR2(uint2, unsigned, 8)
 EMULATE_VECTOR2(int2, int, 8)
@@ -94,9 +102,15 @@ static inline int __syncthreads_count(int x, const char *file = __builtin_FILE()
         return (int)emulate_barrier(x != 0, file, at).count;
 }
 
-static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void __threadfence() {
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void __threadfence_block() {
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void __threadfence_system() {
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 
 /* ---- warps ----------------------------------------------------------------------------------- */
 
@@ -155,15 +169,23 @@ static inline uint4 load_16(const void *from) {
         return *static_cast<const uint4 *>(from);
 }
 
-static inline void copy_16(void *shared, const void *global) { emulate_copy(shared, global); }
+static inline void copy_16(void *shared, const void *global) {
+        emulate_copy(shared, global);
+}
 static inline void copy_16_or_zeros(void *shared, const void *global, bool there) {
         static const uint4 zeros = {0, 0, 0, 0};
 
         emulate_copy(shared, there ? global : &zeros);
 }
-static inline void copy_commit() { emulate_commit(); }
-template <int PENDING> static inline void copy_wait() { emulate_wait(PENDING); }
-template <typename T> static inline T __ldg(const T *from) { return *from; }
+static inline void copy_commit() {
+        emulate_commit();
+}
+template <int PENDING> static inline void copy_wait() {
+        emulate_wait(PENDING);
+}
+template <typename T> static inline T __ldg(const T *from) {
+        return *from;
+}
 
 /* ---- atomic operations ----------------------------------------------------------------------- */
 
@@ -189,7 +211,7 @@ template <typename T, typename F> static inline T emulate_atomic(T *at, F change
         EMULATE_ATOMIC(atomicMax, type, old > x ? old : x) \
         EMULATE_ATOMIC(atomicMin, type, old < x ? old : x) \
         EMULATE_ATOMIC(atomicOr, type, old | x) \
-        EMULATE_ATOMIC(atomicAnd, type, old & x) \
+        EMULATE_ATOMIC(atomicAnd, type, old &x) \
         EMULATE_ATOMIC(atomicXor, type, old ^ x) \
         static inline type atomicCAS(type *at, type is, type x) { \
                 return emulate_atomic(at, [is, x](type old) { return old == is ? x : old; }); \
@@ -214,19 +236,43 @@ template <typename TO, typename FROM> static inline TO emulate_bits(FROM x) {
         return y;
 }
 
-static inline float __uint_as_float(unsigned x) { return emulate_bits<float>(x); }
-static inline unsigned __float_as_uint(float x) { return emulate_bits<unsigned>(x); }
-static inline float __int_as_float(int x) { return emulate_bits<float>(x); }
-static inline int __float_as_int(float x) { return emulate_bits<int>(x); }
-static inline double __longlong_as_double(long long x) { return emulate_bits<double>(x); }
-static inline long long __double_as_longlong(double x) { return emulate_bits<long long>(x); }
+static inline float __uint_as_float(unsigned x) {
+        return emulate_bits<float>(x);
+}
+static inline unsigned __float_as_uint(float x) {
+        return emulate_bits<unsigned>(x);
+}
+static inline float __int_as_float(int x) {
+        return emulate_bits<float>(x);
+}
+static inline int __float_as_int(float x) {
+        return emulate_bits<int>(x);
+}
+static inline double __longlong_as_double(long long x) {
+        return emulate_bits<double>(x);
+}
+static inline long long __double_as_longlong(double x) {
+        return emulate_bits<long long>(x);
+}
 
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+static inline int __popc(unsigned x) {
+        return __builtin_popcount(x);
+}
+static inline int __popcll(unsigned long long x) {
+        return __builtin_popcountll(x);
+}
+static inline int __clz(int x) {
+        return x ? __builtin_clz((unsigned)x) : 32;
+}
+static inline int __clzll(long long x) {
+        return x ? __builtin_clzll((unsigned long long)x) : 64;
+}
+static inline int __ffs(int x) {
+        return __builtin_ffs(x);
+}
+static inline int __ffsll(long long x) {
+        return __builtin_ffsll(x);
+}
 
 static inline unsigned __brev(unsigned x) {
         x = (x >> 1 & 0x55555555u) | (x & 0x55555555u) << 1;
@@ -289,31 +335,67 @@ EMULATE_MIN_MAX(unsigned long, unsigned long, long)
 EMULATE_MIN_MAX(unsigned long, long, unsigned long)
 EMULATE_MIN_MAX(long long, long long, long long)
 EMULATE_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
-static inline float min(float a, float b) { return fminf(a, b); }
-static inline float max(float a, float b) { return fmaxf(a, b); }
-static inline double min(double a, double b) { return fmin(a, b); }
-static inline double max(double a, double b) { return fmax(a, b); }
+static inline float min(float a, float b) {
+        return fminf(a, b);
+}
+static inline float max(float a, float b) {
+        return fmaxf(a, b);
+}
+static inline double min(double a, double b) {
+        return fmin(a, b);
+}
+static inline double max(double a, double b) {
+        return fmax(a, b);
+}
 
-static inline float __fadd_rn(float a, float b) { return a + b; }
-static inline float __fsub_rn(float a, float b) { return a - b; }
-static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-static inline float __fsqrt_rn(float x) { return sqrtf(x); }
-static inline float __frcp_rn(float x) { return 1.0f / x; }
-static inline float __frsqrt_rn(float x) { return (float)(1.0 / sqrt((double)x)); }
-static inline float rsqrtf(float x) { return (float)(1.0 / sqrt((double)x)); }
-static inline float __fdividef(float a, float b) { return a / b; }
+static inline float __fadd_rn(float a, float b) {
+        return a + b;
+}
+static inline float __fsub_rn(float a, float b) {
+        return a - b;
+}
+static inline float __fmul_rn(float a, float b) {
+        return a * b;
+}
+static inline float __fdiv_rn(float a, float b) {
+        return a / b;
+}
+static inline float __fmaf_rn(float a, float b, float c) {
+        return fmaf(a, b, c);
+}
+static inline float __fsqrt_rn(float x) {
+        return sqrtf(x);
+}
+static inline float __frcp_rn(float x) {
+        return 1.0f / x;
+}
+static inline float __frsqrt_rn(float x) {
+        return (float)(1.0 / sqrt((double)x));
+}
+static inline float rsqrtf(float x) {
+        return (float)(1.0 / sqrt((double)x));
+}
+static inline float __fdividef(float a, float b) {
+        return a / b;
+}
 #define __expf(x) expf(x) /* a name of libm's own */
 #define __exp2f(x) exp2f(x)
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
-static inline float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; }
-static inline double __dadd_rn(double a, double b) { return a + b; }
-static inline double __dmul_rn(double a, double b) { return a * b; }
-static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+static inline float __saturatef(float x) {
+        return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f;
+}
+static inline double __dadd_rn(double a, double b) {
+        return a + b;
+}
+static inline double __dmul_rn(double a, double b) {
+        return a * b;
+}
+static inline double __fma_rn(double a, double b, double c) {
+        return fma(a, b, c);
+}
 
 /* Saturates. NaN gives 0. */
 static inline int __float2int_rn(float x) {
@@ -334,8 +416,12 @@ static inline unsigned __float2uint_rn(float x) {
 static inline unsigned __float2uint_rz(float x) {
         return !(x > 0.0f) ? 0 : x >= 4294967296.0f ? UINT32_MAX : (unsigned)x;
 }
-static inline float __int2float_rn(int x) { return (float)x; }
-static inline float __uint2float_rn(unsigned x) { return (float)x; }
+static inline float __int2float_rn(int x) {
+        return (float)x;
+}
+static inline float __uint2float_rn(unsigned x) {
+        return (float)x;
+}
 
 static inline float f16_to_float(uint16_t x) {
         uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
@@ -361,7 +447,9 @@ static inline uint16_t float_to_f16(float x) {
         return (uint16_t)(sign | (size - (112u << 23)) >> 13);
 }
 
-static inline float bf16_to_float(uint16_t x) { return __uint_as_float((uint32_t)x << 16); }
+static inline float bf16_to_float(uint16_t x) {
+        return __uint_as_float((uint32_t)x << 16);
+}
 
 static inline uint16_t float_to_bf16(float x) {
         uint32_t bits = __float_as_uint(x);
@@ -393,8 +481,8 @@ static inline void emulate_multiply(float d[4], const uint32_t a[4], const uint3
                 emulate_fragments of_a = emulate_slot<emulate_fragments>(slots, 4 * g + pair);
 
                 for (unsigned i = 0; i < 2; i++) {
-                        emulate_fragments of_b = emulate_slot<emulate_fragments>(
-                                slots, 4 * (2 * t + i) + pair);
+                        emulate_fragments of_b =
+                                emulate_slot<emulate_fragments>(slots, 4 * (2 * t + i) + pair);
 
                         rows[i][k] = WIDE((uint16_t)(of_a.a[2 * half + i] >> shift));
                         columns[i][k] = WIDE((uint16_t)(of_b.b[half] >> shift));

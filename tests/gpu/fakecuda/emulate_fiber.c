@@ -32,7 +32,6 @@
  */
 enum { STACK = WITH_ASAN ? 256 << 10 : 64 << 10, GUARD = 4 << 10, PLACES = 64, PLACE = 64 };
 
-
 struct fiber {
         void (*work)(void *data);
         void *data;

@@ -14,7 +14,7 @@ struct fiber;
  */
 struct fiber *fiber_new(void (*work)(void *data), void *data);
 
-void fiber_resume(struct fiber *fiber);  /* returns when it yields or work returns */
-void fiber_yield(struct fiber *fiber);   /* in the fiber: returns to fiber_resume */
+void fiber_resume(struct fiber *fiber); /* returns when it yields or work returns */
+void fiber_yield(struct fiber *fiber);  /* in the fiber: returns to fiber_resume */
 
 #endif

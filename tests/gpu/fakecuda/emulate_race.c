@@ -35,7 +35,7 @@ struct access {
 };
 
 struct cell {
-        uintptr_t key; /* address / 4 */
+        uintptr_t key;   /* address / 4 */
         uint64_t launch; /* cells of older launches are free */
         struct access write, read;
 };
@@ -180,8 +180,7 @@ CALLED void __tsan_atomic_thread_fence(int order) {
         CALLED void __tsan_##name(void *at) { \
                 touch(at, bytes, writes, false, CODE); \
         }
-#define PLAIN_SIZE(bytes) \
-        PLAIN(read##bytes, bytes, false) PLAIN(write##bytes, bytes, true)
+#define PLAIN_SIZE(bytes) PLAIN(read##bytes, bytes, false) PLAIN(write##bytes, bytes, true)
 #define UNALIGNED_SIZE(bytes) \
         PLAIN(unaligned_read##bytes, bytes, false) PLAIN(unaligned_write##bytes, bytes, true)
 
@@ -203,9 +202,10 @@ UNALIGNED_SIZE(16)
         bool __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t *at, \
                                                            uint##bits##_t *old, uint##bits##_t x, \
                                                            int order, int failed); \
-        uint##bits##_t __tsan_atomic##bits##_compare_exchange_val( \
-                volatile uint##bits##_t *at, uint##bits##_t old, uint##bits##_t x, int order, \
-                int failed); \
+        uint##bits##_t __tsan_atomic##bits##_compare_exchange_val(volatile uint##bits##_t *at, \
+                                                                  uint##bits##_t old, \
+                                                                  uint##bits##_t x, int order, \
+                                                                  int failed); \
         CALLED uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t *at, \
                                                          int order) { \
                 touch((const void *)at, sizeof *at, false, true, CODE); \
@@ -216,16 +216,18 @@ UNALIGNED_SIZE(16)
                 touch((const void *)at, sizeof *at, true, true, CODE); \
                 __atomic_store_n(at, x, __ATOMIC_SEQ_CST); \
         } \
-        CALLED bool __tsan_atomic##bits##_compare_exchange_strong( \
-                volatile uint##bits##_t *at, uint##bits##_t *old, uint##bits##_t x, int order, \
-                int failed) { \
+        CALLED bool __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t *at, \
+                                                                  uint##bits##_t *old, \
+                                                                  uint##bits##_t x, int order, \
+                                                                  int failed) { \
                 touch((const void *)at, sizeof *at, true, true, CODE); \
                 return __atomic_compare_exchange_n(at, old, x, false, __ATOMIC_SEQ_CST, \
                                                    __ATOMIC_SEQ_CST); \
         } \
-        CALLED uint##bits##_t __tsan_atomic##bits##_compare_exchange_val( \
-                volatile uint##bits##_t *at, uint##bits##_t old, uint##bits##_t x, int order, \
-                int failed) { \
+        CALLED uint##bits##_t \
+                __tsan_atomic##bits##_compare_exchange_val(volatile uint##bits##_t *at, \
+                                                           uint##bits##_t old, uint##bits##_t x, \
+                                                           int order, int failed) { \
                 __tsan_atomic##bits##_compare_exchange_strong(at, &old, x, order, failed); \
                 return old; \
         }

@@ -40,7 +40,9 @@ cu_result cuEventCreate(cu_event *ret, unsigned flags) {
         if (!it)
                 abort();
         pthread_mutex_lock(&fake.lock);
-        *it = (struct event){.next = events, .timing = !(flags & CU_EVENT_DISABLE_TIMING), .alive = true};
+        *it = (struct event){.next = events,
+                             .timing = !(flags & CU_EVENT_DISABLE_TIMING),
+                             .alive = true};
         events = it;
         pthread_mutex_unlock(&fake.lock);
         *ret = it;

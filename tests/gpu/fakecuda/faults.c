@@ -10,7 +10,8 @@
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/driver.h"
 
-static const char *const work_names[N_WORK] = {"copy", "set", "kernel", "host", "write", "context", "other"};
+static const char *const work_names[N_WORK] = {"copy",  "set",     "kernel", "host",
+                                               "write", "context", "other"};
 
 struct fault {
         char name[48];

@@ -133,7 +133,8 @@ union control {
 };
 
 void tell(int fd, const void *data, size_t bytes, int descriptor) {
-        union control control = {.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+        union control control = {.head = {.cmsg_level = SOL_SOCKET,
+                                          .cmsg_type = SCM_RIGHTS,
                                           .cmsg_len = CMSG_LEN(sizeof descriptor)}};
         struct iovec piece = {(void *)data, bytes};
         struct msghdr msg = {.msg_iov = &piece, .msg_iovlen = 1};
@@ -149,7 +150,9 @@ void tell(int fd, const void *data, size_t bytes, int descriptor) {
 int hear(int fd, void *data, size_t bytes) {
         union control control;
         struct iovec piece = {data, bytes};
-        struct msghdr msg = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control,
+        struct msghdr msg = {.msg_iov = &piece,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
                              .msg_controllen = sizeof control.room};
         int descriptor = -1;
 

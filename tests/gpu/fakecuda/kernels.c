@@ -14,7 +14,10 @@ extern const struct fake_kernel fake_kernel_check_fill, fake_kernel_check_beat,
 #define GPU_KERNEL(image, name) &fake_kernel_##name,
 static const struct fake_kernel *const kernels[] = {
 #include "kernels/cuda/kernels.def"
-        &fake_kernel_check_fill, &fake_kernel_check_beat, &fake_kernel_check_read, NULL,
+        &fake_kernel_check_fill,
+        &fake_kernel_check_beat,
+        &fake_kernel_check_read,
+        NULL,
 };
 
 const struct fake_kernel *fake_kernel_find(const char *name) {

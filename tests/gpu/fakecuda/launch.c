@@ -122,7 +122,9 @@ static struct kernel *kernel_of(const struct library *library, const struct fake
         it = calloc(1, sizeof *it);
         if (!it)
                 abort();
-        *it = (struct kernel){.next = kernels, .library = library, .code = code,
+        *it = (struct kernel){.next = kernels,
+                              .library = library,
+                              .code = code,
                               .own = fake_kernel_own_shared(code->name)};
         it->shared = MIN(fake_settings.shared, PLAIN_SHARED) - MIN(fake_settings.shared, it->own);
         kernels = it;
@@ -186,7 +188,9 @@ cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function hand
                 return CU_INVALID_HANDLE;
         if (!ret || threads <= 0 || threads > MOST_THREADS)
                 return CU_INVALID_VALUE;
-        *ret = shared > it->shared || (unsigned)threads > it->code->threads ? 0 : 2048 / (int)ALIGN_UP(threads, 32);
+        *ret = shared > it->shared || (unsigned)threads > it->code->threads ?
+                       0 :
+                       2048 / (int)ALIGN_UP(threads, 32);
         if (shared + it->own && *ret)
                 *ret = (int)MIN((size_t)*ret, fake_settings.shared / (shared + it->own));
         return CU_OK;
@@ -228,11 +232,12 @@ static cu_result check(const struct kernel *kernel, const struct work *work) {
 cu_result cuLaunchKernel(cu_function handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                          unsigned by, unsigned bz, unsigned shared, cu_stream stream,
                          void **parameters, void **extra) {
-        struct work work = {
-                .kind = WORK_KERNEL,
-                .run = run_kernel,
-                .done = free_arguments,
-                .launch = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared}};
+        struct work work = {.kind = WORK_KERNEL,
+                            .run = run_kernel,
+                            .done = free_arguments,
+                            .launch = {.grid = {gx, gy, gz},
+                                       .block = {bx, by, bz},
+                                       .shared = shared}};
         const struct kernel *kernel;
         cu_result error;
 

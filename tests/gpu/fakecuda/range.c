@@ -14,7 +14,12 @@ struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struc
 
         if (!it)
                 abort();
-        *it = (struct range){.next = ranges, .kind = kind, .at = at, .bytes = bytes, .device = device, .fd = -1};
+        *it = (struct range){.next = ranges,
+                             .kind = kind,
+                             .at = at,
+                             .bytes = bytes,
+                             .device = device,
+                             .fd = -1};
         ranges = it;
         return it;
 }
@@ -85,7 +90,8 @@ bool range_allows(cu_address at, size_t bytes, int access) {
 
 void range_protect(struct range *range) {
         int prot = range->access == CU_ACCESS_NONE ? PROT_NONE :
-                   range->access == CU_ACCESS_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+                   range->access == CU_ACCESS_READ ? PROT_READ :
+                                                     PROT_READ | PROT_WRITE;
 
         if (fake_settings.strict && n_in_use == 0)
                 prot = PROT_NONE;

@@ -234,7 +234,11 @@ static struct stream *add(struct device *device, bool blocking) {
 
         if (!it)
                 abort();
-        *it = (struct stream){.next = streams, .device = device, .blocking = blocking, .alive = true, .handle = it,
+        *it = (struct stream){.next = streams,
+                              .device = device,
+                              .blocking = blocking,
+                              .alive = true,
+                              .handle = it,
                               .id = ++n_streams};
         if (fake_settings.outlives)
                 it->begun = share_word();

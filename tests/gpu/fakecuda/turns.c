@@ -49,9 +49,13 @@ static struct flock lock_of(const struct turn *turn, enum byte byte, short type)
 
         for (const char *at = fake_settings.group; *at; at++)
                 group = group * 37 + (uint64_t)*at;
-        return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_len = 1,
+        return (struct flock){.l_type = type,
+                              .l_whence = SEEK_SET,
+                              .l_len = 1,
                               .l_start = (off_t)((group % (1u << 30) * FAKE_DEVICES +
-                                                  (uint64_t)(turn - turns)) * N_BYTES + byte)};
+                                                  (uint64_t)(turn - turns)) *
+                                                         N_BYTES +
+                                                 byte)};
 }
 
 static void change(const struct turn *turn, enum byte byte, short type) {

@@ -17,7 +17,7 @@
 
 struct memory {
         struct memory *next;
-        cu_memory handle;  /* never reused */
+        cu_memory handle; /* never reused */
         /* references by cuMemCreate, cuMemImport...; 0: the handle is no longer valid */
         unsigned handles;
         unsigned mappings;
@@ -208,10 +208,12 @@ cu_result cuMemGetAllocationPropertiesFromHandle(struct cu_allocation *ret, cu_m
         pthread_mutex_lock(&fake.lock);
         memory = memory_of(handle);
         if (memory && ret)
-                *ret = (struct cu_allocation){
-                        .type = CU_ALLOCATION_PINNED,
-                        .handle_types = memory->exportable ? CU_HANDLE_POSIX_FD : CU_HANDLE_NONE,
-                        .location = {CU_LOCATION_DEVICE, (int)(memory->device - fake.devices)}};
+                *ret = (struct cu_allocation){.type = CU_ALLOCATION_PINNED,
+                                              .handle_types = memory->exportable ?
+                                                                      CU_HANDLE_POSIX_FD :
+                                                                      CU_HANDLE_NONE,
+                                              .location = {CU_LOCATION_DEVICE,
+                                                           (int)(memory->device - fake.devices)}};
         pthread_mutex_unlock(&fake.lock);
         return memory && ret ? CU_OK : CU_INVALID_VALUE;
 }
@@ -274,8 +276,8 @@ static cu_result map(cu_address at, size_t bytes, struct memory *memory) {
             reserved->at + reserved->bytes - at < bytes ||
             range_overlapping(RANGE_MAPPED, at, bytes))
                 return CU_INVALID_VALUE;
-        if (fill(memory) != CU_OK || mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
-                                            memory->fd, 0) == MAP_FAILED)
+        if (fill(memory) != CU_OK || mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
+                                          MAP_SHARED | MAP_FIXED, memory->fd, 0) == MAP_FAILED)
                 return CU_OUT_OF_MEMORY;
         range = range_add(RANGE_MAPPED, at, bytes, memory->device);
         range->access = CU_ACCESS_NONE;

@@ -51,7 +51,8 @@ enum side { NEITHER, TO, FROM };
 /* host: the side that may be any memory of the process. */
 static cu_result copy(cu_address to, cu_address from, size_t bytes, enum side host,
                       cu_stream stream) {
-        const struct work work = {.kind = WORK_COPY, .run = run_copy,
+        const struct work work = {.kind = WORK_COPY,
+                                  .run = run_copy,
                                   .copy = {to, from, bytes, host == TO, host == FROM}};
         bool to_known = is_known(RANGE_OF_DEVICE | RANGE_OF_HOST, to);
         bool from_known = is_known(RANGE_OF_DEVICE | RANGE_OF_HOST, from);
@@ -134,8 +135,10 @@ static void free_own(struct work *work) {
 }
 
 cu_result fakecuda_run(cu_stream stream, cu_result (*run)(void *data), void *data) {
-        const struct work work = {
-                .kind = WORK_KERNEL, .run = run_own, .done = free_own, .own = {run, data}};
+        const struct work work = {.kind = WORK_KERNEL,
+                                  .run = run_own,
+                                  .done = free_own,
+                                  .own = {run, data}};
 
         ENTER(fakecuda_run, NEEDS_CONTEXT);
         return stream_submit(stream, &work, NULL, 0);
@@ -217,7 +220,8 @@ static cu_result run_wait(struct work *work, struct stream *stream) {
 
 static cu_result word(cu_result (*run)(struct work *, struct stream *), cu_stream stream,
                       cu_address at, uint64_t value, unsigned flags) {
-        const struct work work = {.kind = run == run_write ? WORK_WRITE : WORK_OTHER, .run = run,
+        const struct work work = {.kind = run == run_write ? WORK_WRITE : WORK_OTHER,
+                                  .run = run,
                                   .word = {at, value, flags}};
 
         if (!fake_settings.stream_order)

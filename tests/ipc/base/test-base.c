@@ -89,9 +89,10 @@ static void fill_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab, uint32_t s
 START_TEST(packed_tokens_are_all_there_and_no_others) {
         static const struct {
                 uint32_t vocab, high_bits;
-        } of[] = {{2, 0}, {65536, 0}, {65537, 1}, {128256, 1}, {131073, 2}, {262144, 2},
-                  {262208, 4}, {1048577, 8}, {16777216, 8}};
-        static uint32_t tokens[KVD_RUN_TOKENS_MOST], packed[KVD_PACKED_MOST], plain[KVD_PACKED_MOST];
+        } of[] = {{2, 0},      {65536, 0},  {65537, 1},   {128256, 1},  {131073, 2},
+                  {262144, 2}, {262208, 4}, {1048577, 8}, {16777216, 8}};
+        static uint32_t tokens[KVD_RUN_TOKENS_MOST], packed[KVD_PACKED_MOST],
+                plain[KVD_PACKED_MOST];
         uint32_t vocab = of[_i].vocab;
 
         for (uint32_t bt = 1; bt <= KVD_MAX_BLOCK_TOKENS; bt += bt < 20 ? 1 : 59) {
@@ -116,7 +117,8 @@ END_TEST
 
 START_TEST(tokens_without_a_bound_are_not_packed) {
         static const uint32_t tokens[KVD_RUN_BLOCKS] = {UINT32_MAX, 0, 5};
-        struct kvd_shape none = {.block_tokens = 1}, large = {.block_tokens = 1, .vocab = (1u << 24) + 1};
+        struct kvd_shape none = {.block_tokens = 1},
+                         large = {.block_tokens = 1, .vocab = (1u << 24) + 1};
 
         ck_assert_ptr_eq(kvd_pack(&none, tokens, KVD_RUN_BLOCKS, NULL), tokens);
         ck_assert_ptr_eq(kvd_pack(&large, tokens, KVD_RUN_BLOCKS, NULL), tokens);
@@ -197,8 +199,11 @@ START_TEST(every_changed_header_field_is_refused) {
 END_TEST
 
 START_TEST(impossible_geometries_are_refused) {
-        static const struct kvd_shape good = {
-                .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_dtype_f16, .vocab = 9};
+        static const struct kvd_shape good = {.layers = 4,
+                                              .kv_heads = 2,
+                                              .head_dim = 64,
+                                              .dtype = KVD_dtype_f16,
+                                              .vocab = 9};
         const char *why;
 
 #define BAD(field, value) \
@@ -260,11 +265,11 @@ START_TEST(a_table_has_so_many_slots_at_most) {
 }
 END_TEST
 
-SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once,
-                    tokens_without_a_bound_are_not_packed),
+SUITE("base",
+      TESTS(hash_variants_are_equal, bounds_are_asked_once, tokens_without_a_bound_are_not_packed),
       LOOPS(9, packed_tokens_are_all_there_and_no_others),
-      WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids,
-                                       paper_keys_match_known_vectors,
-                                       keys_depend_on_all_that_they_should)),
+      WHEN(KVD_HASH_BITS == 128,
+           TESTS(paper_keys_are_xxh64_of_the_ids, paper_keys_match_known_vectors,
+                 keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
             a_place_knows_its_tier, a_table_has_so_many_slots_at_most))

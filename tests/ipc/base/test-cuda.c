@@ -70,7 +70,6 @@ END_TEST
 
 #define SKIPPED 77
 
-SUITE("cuda",
-      SKIP_IF(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)),
+SUITE("cuda", SKIP_IF(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)),
       TESTS(a_reason_for_no_driver, any_thread_may_be_first, no_device_says_why,
             errors_in_words_and_numbers))

@@ -164,6 +164,5 @@ START_TEST(each_failure_leaves_nothing) {
 }
 END_TEST
 
-SUITE("file",
-      TESTS(size_and_seals_stay, descriptor_0_will_do, it_is_no_program, one_writer_stays_one, a_short_one_is_refused,
-            each_failure_leaves_nothing))
+SUITE("file", TESTS(size_and_seals_stay, descriptor_0_will_do, it_is_no_program,
+                    one_writer_stays_one, a_short_one_is_refused, each_failure_leaves_nothing))

@@ -74,7 +74,6 @@ START_TEST(it_may_be_cut_before_a_gpu_has_stopped) {
 }
 END_TEST
 
-SUITE("lifeline",
-      FIXTURE(set_up, tear_down),
+SUITE("lifeline", FIXTURE(set_up, tear_down),
       TESTS(both_reading_ends_tell_and_are_two_files, a_child_has_it_too,
             it_does_not_outlive_another_program, it_may_be_cut_before_a_gpu_has_stopped))

@@ -15,8 +15,8 @@ enum { PIECES = 1000, MOST = 5 };
 
 struct work {
         struct threads *threads;
-        uint32_t n;              /* threads */
-        uint32_t done[PIECES];   /* not atomic: one thread does each piece */
+        uint32_t n;            /* threads */
+        uint32_t done[PIECES]; /* not atomic: one thread does each piece */
         uint32_t before[MOST], seen[MOST];
 };
 

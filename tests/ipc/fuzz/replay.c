@@ -20,7 +20,7 @@
 #include "tests/ipc/fuzz/fuzz.h"
 #include "tests/lib/oracle.h"
 
-#define LARGE 1024u     /* bytes: larger inputs are slow, and rarely mutated */
+#define LARGE 1024u /* bytes: larger inputs are slow, and rarely mutated */
 #define ROOM (128u << 10)
 
 struct input {
@@ -79,8 +79,9 @@ static const struct input *some_input(struct random *random) {
 
 /* A length, a type or a number of msgpack, at its limits. */
 static uint8_t odd_byte(struct random *random) {
-        static const uint8_t odd[] = {0,    1,    0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xc1, 0xc4, 0xc5,
-                                      0xc6, 0xca, 0xcb, 0xcc, 0xcf, 0xd0, 0xd9, 0xdb, 0xdc, 0xdd, 0xde, 0xdf, 0xff};
+        static const uint8_t odd[] = {0,    1,    0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf,
+                                      0xc0, 0xc1, 0xc4, 0xc5, 0xc6, 0xca, 0xcb, 0xcc, 0xcf,
+                                      0xd0, 0xd9, 0xdb, 0xdc, 0xdd, 0xde, 0xdf, 0xff};
 
         return odd[random_below(random, sizeof odd)];
 }

@@ -288,9 +288,10 @@ static void compare(const struct data *d, const float *got, const float *expecte
                     double tolerance, const char *what) {
         for (size_t i = 0; i < n; i++)
                 if (!(fabs((double)got[i] - (double)expected[i]) <= tolerance))
-                        ck_abort_msg("%s %zu: %g, expected %g (type %u, dim %u, group %u, blocks of %u, tokens %u)",
-                                     what, i, (double)got[i], (double)expected[i], d->c.number,
-                                     d->c.dim, d->c.group, d->c.block_tokens, d->c.tokens);
+                        ck_abort_msg(
+                                "%s %zu: %g, expected %g (type %u, dim %u, group %u, blocks of %u, tokens %u)",
+                                what, i, (double)got[i], (double)expected[i], d->c.number, d->c.dim,
+                                d->c.group, d->c.block_tokens, d->c.tokens);
 }
 
 /*

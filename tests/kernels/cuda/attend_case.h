@@ -18,18 +18,18 @@ struct attend_case {
         uint32_t block_tokens; /* 0: 16 */
         uint32_t pad;          /* elements between a slot's row and the next */
         bool nhd;
-        uint32_t n;            /* sequences; 0: 3 */
+        uint32_t n; /* sequences; 0: 3 */
         const uint32_t *lengths;
         /* prefill: of the first sequence; the others have fewer. 0: decode */
         uint32_t tokens;
         bool bidirectional;
-        uint32_t absent;       /* every absent-th block is not resident; 0: all are resident */
-        uint32_t rotations;        /* number of distinct rotations of blocks; 0: none */
-        uint32_t chosen;       /* one of this many positions is chosen; 0: all */
+        uint32_t absent;    /* every absent-th block is not resident; 0: all are resident */
+        uint32_t rotations; /* number of distinct rotations of blocks; 0: none */
+        uint32_t chosen;    /* one of this many positions is chosen; 0: all */
         uint32_t split;
         bool mass;
-        float sharp;           /* factor for queries; 0: 4 */
-        size_t shared_bytes;   /* shared memory that the device pretends to have; 0: its own */
+        float sharp;         /* factor for queries; 0: 4 */
+        size_t shared_bytes; /* shared memory that the device pretends to have; 0: its own */
 };
 
 /*

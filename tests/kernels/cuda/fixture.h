@@ -14,10 +14,10 @@
 #include "tests/kernels/buffers.h"
 #include "tests/lib/mark.h"
 
-struct gpu *fixture_gpu(void);  /* the same for the life of this process */
+struct gpu *fixture_gpu(void); /* the same for the life of this process */
 /* true on a GPU: sizes may be larger, and bits of exp and similar functions differ */
 bool fixture_is_real(void);
-void fixture_wait(void);        /* aborts the test if a launch failed */
+void fixture_wait(void); /* aborts the test if a launch failed */
 /* sets the order in which blocks and threads run (EMULATE_SEED), where it is not fixed */
 void fixture_seed(uint64_t n);
 
@@ -29,6 +29,6 @@ void fixture_ok_at(int r, const char *what);
 cu_address address_of(const void *at);
 void *host_of(cu_address at);
 
-void fixture_begin(void);       /* before the first test */
+void fixture_begin(void); /* before the first test */
 
 #endif

@@ -13,14 +13,14 @@
 static struct mirror {
         uint8_t *host, *last; /* last: contents of both sides when last compared; owned */
         size_t bytes;
-        cu_address copy;      /* owned, for the life of the process */
+        cu_address copy; /* owned, for the life of the process */
 } mirrors[4096];
 static size_t n_mirrors;
 static struct gpu *gpu;
 static const struct kvd_cuda *real;
 static struct kvd_cuda calls;
-static bool launched;      /* since the last pull */
-static cu_result broken;   /* an error in a function that cannot report it */
+static bool launched;    /* since the last pull */
+static cu_result broken; /* an error in a function that cannot report it */
 
 /* Both sides begin with the same garbage. */
 static void make_copy(struct mirror *m) {

@@ -19,8 +19,8 @@ void mirror_add(void *at, size_t bytes);
  */
 int mirror_begin(struct gpu *gpu);
 
-cu_address mirror_of(const void *at);   /* 0 if in no buffer */
-void *mirror_host(cu_address at);       /* NULL if in no buffer */
+cu_address mirror_of(const void *at); /* 0 if in no buffer */
+void *mirror_host(cu_address at);     /* NULL if in no buffer */
 
 /* Waits for all launches, and updates the buffers. */
 int mirror_pull(void);

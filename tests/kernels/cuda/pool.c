@@ -8,7 +8,9 @@
 #include "tests/kernels/buffers.h"
 
 void pool_make(struct pool *pool, uint32_t n, size_t block_bytes) {
-        *pool = (struct pool){.bytes = buffer(n * block_bytes), .n = n, .ids = buffer(n * sizeof(uint32_t))};
+        *pool = (struct pool){.bytes = buffer(n * block_bytes),
+                              .n = n,
+                              .ids = buffer(n * sizeof(uint32_t))};
         pool->blocks = (struct gpu_blocks){address_of(pool->bytes), block_bytes,
                                            address_of(pool->ids)};
         for (uint32_t i = 0; i < n; i++) {

@@ -17,7 +17,7 @@ struct pool {
 /* zeroed blocks, with ids in random order */
 void pool_make(struct pool *pool, uint32_t n, size_t block_bytes);
 uint8_t *pool_block(const struct pool *pool, uint32_t i); /* block ids[i]; NULL if not resident */
-void pool_drop(struct pool *pool, uint32_t i);                     /* makes it not resident */
+void pool_drop(struct pool *pool, uint32_t i);            /* makes it not resident */
 
 static inline size_t number_bytes(enum kvd_number type) {
         return type == KVD_NUMBER_F32 ? 4 : 2;

@@ -109,8 +109,8 @@ START_TEST(splits_fill_the_device) {
         if (fixture_is_real())
                 return;
         ck_assert_uint_eq(splits(1, 16), 1);
-        ck_assert_uint_eq(splits(1, 32768), 32);     /* 256, all at once */
-        ck_assert_uint_eq(splits(64, 8192), 4);      /* more splits, for shorter sequences */
+        ck_assert_uint_eq(splits(1, 32768), 32); /* 256, all at once */
+        ck_assert_uint_eq(splits(64, 8192), 4);  /* more splits, for shorter sequences */
         ck_assert_uint_eq(splits(1000, 64), 1);
 }
 END_TEST
@@ -323,8 +323,7 @@ START_TEST(wrong_arguments_are_refused) {
 }
 END_TEST
 
-SUITE("cuda: attention",
-      fixture_begin(),
+SUITE("cuda: attention", fixture_begin(),
       TESTS(decode_of_all_shapes, decode_of_all_block_sizes, decode_of_odd_shapes,
             decode_of_many_splits, decode_of_runs_and_of_rows, splits_fill_the_device,
             decode_with_options, decode_with_all_masked, decode_with_little_shared_memory,

@@ -57,11 +57,13 @@ static void add_reference(struct kvd_products *to, const uint8_t *pool, const ui
                                 size_t at = s->offset + plane * s->plane + head * s->head +
                                             t % s->per_block * s->token;
 
-                                kvd_ops_pick("scalar")->bicache->products(
-                                        to + plane * s->tokens + t,
-                                        pool + a[t / s->per_block] * s->block_bytes + at, 0,
-                                        pool + b[t / s->per_block] * s->block_bytes + at, 0, type,
-                                        1, s->dim);
+                                kvd_ops_pick("scalar")
+                                        ->bicache
+                                        ->products(to + plane * s->tokens + t,
+                                                   pool + a[t / s->per_block] * s->block_bytes + at,
+                                                   0,
+                                                   pool + b[t / s->per_block] * s->block_bytes + at,
+                                                   0, type, 1, s->dim);
                         }
 }
 
@@ -77,9 +79,19 @@ static void products_case(uint32_t tokens, uint32_t per_block, uint32_t dim, siz
         uint32_t *a = buffer(s.n_blocks * sizeof *a), *b = buffer(s.n_blocks * sizeof *b);
         struct kvd_products *expected = buffer(PLANES * tokens * sizeof *expected);
         struct kvd_products *got = buffer(PLANES * tokens * sizeof *got);
-        struct gpu_products args = {
-                address_of(got), blocks_of(pool, &s, a), blocks_of(pool, &s, b),
-                s.offset, s.plane, s.head, s.token, PLANES, HEADS, tokens, per_block, dim, type};
+        struct gpu_products args = {address_of(got),
+                                    blocks_of(pool, &s, a),
+                                    blocks_of(pool, &s, b),
+                                    s.offset,
+                                    s.plane,
+                                    s.head,
+                                    s.token,
+                                    PLANES,
+                                    HEADS,
+                                    tokens,
+                                    per_block,
+                                    dim,
+                                    type};
 
         for (uint32_t i = 0; i < s.n_blocks; i++) {
                 a[i] = 2 * i + 1;
@@ -97,7 +109,7 @@ static void products_case(uint32_t tokens, uint32_t per_block, uint32_t dim, siz
 }
 
 START_TEST(products_have_the_bits_of_the_reference) {
-        static const uint32_t dims[] = {1,  3,  8,   15,  16,   17,   64,
+        static const uint32_t dims[] = {1,  3,   8,   15,   16,   17,   64,
                                         80, 127, 128, 4095, 4096, 4100, 9000};
 
         fixture_seed((uint64_t)_i);
@@ -123,7 +135,5 @@ START_TEST(what_cannot_be_is_refused) {
 }
 END_TEST
 
-SUITE("cuda: bicache",
-      fixture_begin(),
-      LOOPS(3, products_have_the_bits_of_the_reference),
+SUITE("cuda: bicache", fixture_begin(), LOOPS(3, products_have_the_bits_of_the_reference),
       TESTS(what_cannot_be_is_refused))

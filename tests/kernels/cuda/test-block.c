@@ -72,8 +72,7 @@ static void reference(struct scene *s) {
                 struct kvd_slots to = from;
 
                 to.blocks += FROM;
-                kvd_ops_pick("scalar")->block->compact(&to, &from, s->index + row * s->a.n,
-                                                       s->a.n);
+                kvd_ops_pick("scalar")->block->compact(&to, &from, s->index + row * s->a.n, s->a.n);
         }
 }
 
@@ -143,7 +142,5 @@ START_TEST(what_cannot_be_is_refused) {
 }
 END_TEST
 
-SUITE("cuda: blocks",
-      fixture_begin(),
-      LOOPS(3, tokens_come_together_as_in_the_reference),
+SUITE("cuda: blocks", fixture_begin(), LOOPS(3, tokens_come_together_as_in_the_reference),
       TESTS(long_rows_come_together, what_is_not_there_is_passed_over, what_cannot_be_is_refused))

@@ -166,8 +166,8 @@ START_TEST(numbers_are_rounded_as_the_reference_does) {
                 ops->narrow(&f16, &x, 1, KVD_NUMBER_F16);
                 ops->narrow(&bf16, &x, 1, KVD_NUMBER_BF16);
                 if (isnan(x) ? !is_nan_16((uint16_t)(to[i] >> 16), KVD_NUMBER_F16) ||
-                                       !is_nan_16((uint16_t)to[i], KVD_NUMBER_BF16)
-                             : to[i] != ((uint32_t)f16 << 16 | bf16))
+                                       !is_nan_16((uint16_t)to[i], KVD_NUMBER_BF16) :
+                               to[i] != ((uint32_t)f16 << 16 | bf16))
                         ck_abort_msg("%a", (double)x);
         }
         buffers_free();
@@ -191,17 +191,16 @@ START_TEST(launches_have_limits) {
         uint32_t to[2048 * 2] = {0}, numbers[2048] = {0};
         struct probe a = {.to = to, .b = numbers, .n = 1, .kind = N_WRONG};
 
-        launch(&fake_kernel_probe_wrong, _i == 0 ? 0 : 1, _i == 1 ? 96 : _i == 2 ? 40 : 64,
+        launch(&fake_kernel_probe_wrong, _i == 0 ? 0 : 1,
+               _i == 1 ? 96 :
+               _i == 2 ? 40 :
+                         64,
                _i == 3 ? (227 << 10) + 1 : 0, &a);
 }
 END_TEST
 
-SUITE("cuda: emulation",
-      LOOPS(4, barriers_hold_all_threads, warps_exchange),
-      TESTS(matrix_units_multiply),
-      LOOPS(3, copies_come_when_waited_for),
-      TESTS(seeds_change_the_order),
-      LOOPS(3, atomic_operations_add_up),
+SUITE("cuda: emulation", LOOPS(4, barriers_hold_all_threads, warps_exchange),
+      TESTS(matrix_units_multiply), LOOPS(3, copies_come_when_waited_for),
+      TESTS(seeds_change_the_order), LOOPS(3, atomic_operations_add_up),
       LOOPS(8, numbers_are_rounded_as_the_reference_does),
-      RAISES(SIGABRT, N_WRONG, misuse_ends_the_process),
-      RAISES(SIGABRT, 4, launches_have_limits))
+      RAISES(SIGABRT, N_WRONG, misuse_ends_the_process), RAISES(SIGABRT, 4, launches_have_limits))

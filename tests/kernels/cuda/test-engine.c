@@ -258,7 +258,6 @@ START_TEST(swiglu_has_the_references_bits) {
 }
 END_TEST
 
-SUITE("cuda: engine",
-      fixture_begin(),
-      TESTS(embedding_copies_rows, norms_add_the_change_first,
-            keys_and_values_reach_their_slots, swiglu_has_the_references_bits))
+SUITE("cuda: engine", fixture_begin(),
+      TESTS(embedding_copies_rows, norms_add_the_change_first, keys_and_values_reach_their_slots,
+            swiglu_has_the_references_bits))

@@ -104,7 +104,5 @@ START_TEST(what_cannot_be_is_refused) {
 }
 END_TEST
 
-SUITE("cuda: hshare",
-      fixture_begin(),
-      LOOPS(3, bits_in_common_are_those_of_the_reference),
+SUITE("cuda: hshare", fixture_begin(), LOOPS(3, bits_in_common_are_those_of_the_reference),
       TESTS(what_cannot_be_is_refused))

@@ -139,8 +139,7 @@ START_TEST(every_kernel_of_the_list_is_there) {
 }
 END_TEST
 
-SUITE("cuda: launches",
-      FIXTURE(setup, NULL),
+SUITE("cuda: launches", FIXTURE(setup, NULL),
       TESTS(a_kernel_is_looked_up_once, shared_memory_is_raised_on_demand,
             an_image_that_the_driver_refuses, a_launch_that_fails_says_which,
             an_image_that_is_not_linked_is_said_to_be_missing, every_kernel_of_the_list_is_there))

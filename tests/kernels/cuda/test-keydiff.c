@@ -241,8 +241,9 @@ static float some_score(uint32_t i) {
 }
 
 static void blocks_case(uint32_t i, uint32_t per_block) {
-        struct gpu_keydiff_blocks a = {
-                .heads = 1 + i % 9, .n = 1 + random_u32() % 90, .per_block = per_block};
+        struct gpu_keydiff_blocks a = {.heads = 1 + i % 9,
+                                       .n = 1 + random_u32() % 90,
+                                       .per_block = per_block};
         const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
         uint32_t blocks = DIV_UP(a.n, a.per_block), all;
         float *mean = buffer(blocks * sizeof *mean),
@@ -296,8 +297,6 @@ START_TEST(what_no_kernel_takes_is_refused) {
 }
 END_TEST
 
-SUITE("cuda: KeyDiff",
-      fixture_begin(),
-      LOOPS(4, anchors_and_scores_equal_the_reference),
+SUITE("cuda: KeyDiff", fixture_begin(), LOOPS(4, anchors_and_scores_equal_the_reference),
       TESTS(long_sequences_equal_the_reference, nothing_at_all_adds_nothing,
             scores_of_blocks_have_the_bits_of_the_reference, what_no_kernel_takes_is_refused))

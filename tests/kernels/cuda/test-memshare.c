@@ -103,8 +103,9 @@ static double expected_of(const struct scene *s, uint32_t i) {
         const struct gpu_memshare_pair *p = &s->pairs[i];
         size_t n_norms = 2 * s->shape.layers;
         const float *cosine = s->angles + (size_t)2 * p->angle * s->a.half;
-        struct kvd_memshare_query q = {&s->shape, (enum kvd_memshare_metric)s->a.metric, s->a.limit,
-                                       cosine, cosine + s->a.half, s->a.half};
+        struct kvd_memshare_query q = {&s->shape,          (enum kvd_memshare_metric)s->a.metric,
+                                       s->a.limit,         cosine,
+                                       cosine + s->a.half, s->a.half};
         struct kvd_memshare_block a = {data_of(s, p->a),
                                        s->a.norms ? s->norms + p->a * n_norms : NULL};
         struct kvd_memshare_block b = {data_of(s, p->b),
@@ -126,9 +127,10 @@ static uint32_t compare(const struct scene *s) {
                 double expected = expected_of(s, i);
 
                 if (memcmp(&expected, &distances[i], sizeof expected) != 0)
-                        ck_abort_msg("metric %u, type %u, dim %u, half %u, pair %u: %a, expected %a",
-                                     s->a.metric, s->a.shape.number, s->a.shape.dim, s->a.half, i,
-                                     distances[i], expected);
+                        ck_abort_msg(
+                                "metric %u, type %u, dim %u, half %u, pair %u: %a, expected %a",
+                                s->a.metric, s->a.shape.number, s->a.shape.dim, s->a.half, i,
+                                distances[i], expected);
                 near += expected < (double)INFINITY;
         }
         return near;
@@ -160,8 +162,9 @@ START_TEST(distances_have_the_bits_of_the_reference) {
         fixture_seed((uint64_t)_i);
         for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
                 for (uint32_t i = 0; i < 9; i++) {
-                        uint32_t half = (i + d + (uint32_t)_i) % 3 == 0 ? 0
-                                        : (i + d) % 2 == 0 ? dims[d] / 2 : dims[d] / 4;
+                        uint32_t half = (i + d + (uint32_t)_i) % 3 == 0 ? 0 :
+                                        (i + d) % 2 == 0                ? dims[d] / 2 :
+                                                                          dims[d] / 4;
                         struct kvd_memshare_shape shape = {1 + (d + i) % 5, 1 + i % 3,
                                                            1 + (d * 5 + i) % 17, dims[d],
                                                            types[(i / 3 + (uint32_t)_i) % 3]};
@@ -282,9 +285,6 @@ START_TEST(what_no_kernel_takes_is_refused) {
 }
 END_TEST
 
-SUITE("cuda: MemShare",
-      fixture_begin(),
-      LOOPS(3, distances_have_the_bits_of_the_reference),
+SUITE("cuda: MemShare", fixture_begin(), LOOPS(3, distances_have_the_bits_of_the_reference),
       TESTS(large_planes_have_them_too, holes_and_nan_are_far),
-      LOOPS(2, norms_have_the_bits_of_the_reference),
-      TESTS(what_no_kernel_takes_is_refused))
+      LOOPS(2, norms_have_the_bits_of_the_reference), TESTS(what_no_kernel_takes_is_refused))

@@ -40,6 +40,5 @@ START_TEST(a_race_ends_the_process) {
 }
 END_TEST
 
-SUITE("cuda: races",
-      TESTS(what_is_in_order_is_none),
+SUITE("cuda: races", TESTS(what_is_in_order_is_none),
       RAISES(SIGABRT, 6 * ARRAY_SIZE(races), a_race_ends_the_process))

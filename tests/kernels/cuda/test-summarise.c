@@ -105,11 +105,11 @@ static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t lay
         const struct gpu_memshare_shape *shape = &s->a.shape;
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         enum kvd_number type = (enum kvd_number)shape->number;
-        struct kvd_memshare_shape one = {1, shape->heads, shape->tokens, shape->dim,
-                                         type};
-        struct kvd_key_rows keys = {
-                &planes,    0,   s->head_stride, s->token_stride, shape->tokens, shape->heads,
-                shape->dim, type};
+        struct kvd_memshare_shape one = {1, shape->heads, shape->tokens, shape->dim, type};
+        struct kvd_key_rows keys = {&planes,        0,
+                                    s->head_stride, s->token_stride,
+                                    shape->tokens,  shape->heads,
+                                    shape->dim,     type};
         size_t label = kvd_label_bytes(s->a.n_channels), first = (size_t)layer * shape->heads;
         float *anchors = (float *)(row + s->a.anchors_off) + first * shape->dim;
 
@@ -151,10 +151,10 @@ static void compare(const struct scene *s, const char *what) {
                                     (s->a.labels_off - STAMP) / sizeof(float), what);
                 for (size_t i = s->a.labels_off; i < s->a.row_bytes; i++)
                         if (expected[i] != got[i])
-                                ck_abort_msg("%s: block %u, dim %u, type %u, %u channels: byte %zu of labels is %02x, expected %02x",
-                                             what, b, s->a.shape.dim, s->a.shape.number,
-                                             s->a.n_channels, i - s->a.labels_off, got[i],
-                                             expected[i]);
+                                ck_abort_msg(
+                                        "%s: block %u, dim %u, type %u, %u channels: byte %zu of labels is %02x, expected %02x",
+                                        what, b, s->a.shape.dim, s->a.shape.number, s->a.n_channels,
+                                        i - s->a.labels_off, got[i], expected[i]);
         }
 }
 
@@ -165,9 +165,12 @@ START_TEST(rows_are_those_of_the_reference) {
         fixture_seed((uint64_t)_i);
         for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
                 for (uint32_t i = 0; i < 6; i++) {
-                        struct gpu_memshare_shape shape = {
-                                1 + i % 2, 1 + (d + i) % 10, 1 + (d * 7 + i * 5) % 20,
-                                dims[d],   1 + i / 3,        types[(i + (uint32_t)_i) % 3]};
+                        struct gpu_memshare_shape shape = {1 + i % 2,
+                                                           1 + (d + i) % 10,
+                                                           1 + (d * 7 + i * 5) % 20,
+                                                           dims[d],
+                                                           1 + i / 3,
+                                                           types[(i + (uint32_t)_i) % 3]};
                         struct scene s;
 
                         if (i < 3)
@@ -221,7 +224,5 @@ START_TEST(what_no_kernel_takes_is_refused) {
 }
 END_TEST
 
-SUITE("cuda: summaries",
-      fixture_begin(),
-      LOOPS(3, rows_are_those_of_the_reference),
+SUITE("cuda: summaries", fixture_begin(), LOOPS(3, rows_are_those_of_the_reference),
       TESTS(long_blocks_are_summarised, what_no_kernel_takes_is_refused))

@@ -34,7 +34,7 @@
 #define STAGING (16u * DISK_SECTOR)
 #define OF_ONE (EXTENTS * SLOTS) /* places of a file */
 #define PLACES (FILES * OF_ONE)
-#define IMAGES 16u    /* of one power cut */
+#define IMAGES 16u /* of one power cut */
 #define ERASED 4096u
 
 static const uint32_t payload_bytes[NAMESPACES] = {4096, BYTES_MOST, 4096};
@@ -44,8 +44,8 @@ static uint8_t contents[NAMESPACES][NODES][BYTES_MOST];
 
 struct record { /* what a daemon would know of it */
         bool known;
-        uint32_t place;       /* counted through all files */
-        uint32_t disk;        /* if erased: the disk of its file */
+        uint32_t place; /* counted through all files */
+        uint32_t disk;  /* if erased: the disk of its file */
         uint32_t space, node;
         struct kvd_label label;
 };
@@ -56,7 +56,7 @@ struct erased {
         uint32_t n;
         uint64_t epochs[ERASED];
         uint32_t n_epochs;
-        uint32_t knowing;     /* bits of the disks that were used all the time */
+        uint32_t knowing; /* bits of the disks that were used all the time */
 };
 
 struct run {
@@ -65,9 +65,9 @@ struct run {
         struct simulated disks[FILES], images[FILES];
         uint8_t (*old[FILES])[DISK_SECTOR]; /* a disk's contents of some generations ago */
         struct volumes open;
-        uint32_t at[FILES];   /* number of each file's disk */
+        uint32_t at[FILES]; /* number of each file's disk */
         bool hangs[FILES];
-        uint64_t told[FILES]; /* serial of the file's superblock */
+        uint64_t told[FILES];       /* serial of the file's superblock */
         uint64_t named[NAMESPACES]; /* serial of the first superblock that names it */
         uint64_t sequence;
         struct record records[PLACES];
@@ -153,10 +153,10 @@ static bool plan(struct run *run, uint32_t space, uint32_t node, uint32_t place,
                 return false;
         *ret = (struct record){.known = true, .place = place, .space = space, .node = node};
         ret->label = (struct kvd_label){.sequence = ++run->sequence,
-                                         .parent = parent ? parent->label.sequence : 0,
-                                         .epoch = epoch,
-                                         .depth = parent ? 1 : 0,
-                                         .n_tokens = 1};
+                                        .parent = parent ? parent->label.sequence : 0,
+                                        .epoch = epoch,
+                                        .depth = parent ? 1 : 0,
+                                        .n_tokens = 1};
         return true;
 }
 
@@ -248,7 +248,8 @@ static void reopen(struct run *run, uint32_t file) {
         run->hangs[file] = false;
         volume_close(v);
         r = volume_begin(v, &run->open.disks[file]->disk, STAGING) ?:
-                    volume_look(v, copies) ?: set_see_again(&run->open.set, file, copies);
+                    volume_look(v, copies)                         ?:
+                    set_see_again(&run->open.set, file, copies);
         run->open.set.files[file].error = run->open.set.files[file].error ?: r;
         if (!run->open.set.files[file].error)
                 tell(run, file);
@@ -262,8 +263,7 @@ static bool is_answered(struct run *run) {
                 else if (run->hangs[i] && one_in(&run->dice, 2))
                         run->open.set.files[i].error = -ETIMEDOUT;
         for (uint32_t i = 0; i < run->files; i++)
-                if (!run->open.set.files[i].error &&
-                    run->told[i] < run->open.set.super.serial)
+                if (!run->open.set.files[i].error && run->told[i] < run->open.set.super.serial)
                         return false;
         return files_that(run, false) != (1u << run->files) - 1;
 }
@@ -634,7 +634,7 @@ int main(int argc, char **argv) {
                (unsigned long long)run.read, (unsigned long long)run.missed,
                (unsigned long long)run.lost, (unsigned long long)run.refused,
                (unsigned long long)run.left, (unsigned long long)run.aged,
-               (unsigned long long)run.hung,
-               (unsigned long long)run.wrong, (unsigned long long)run.back);
+               (unsigned long long)run.hung, (unsigned long long)run.wrong,
+               (unsigned long long)run.back);
         return found != limits.mutant;
 }

@@ -41,17 +41,17 @@ struct simulated {
         struct pending {
                 uint32_t sector, io;
                 uint8_t data[DISK_SECTOR];
-        } *pending;                     /* owned */
+        } * pending; /* owned */
         uint32_t n_pending, n_ios;
         struct disk_io *begun[DISK_DEPTH];
         uint32_t n_begun;
         struct dice *dice;
 
-        uint32_t calls, fail_at;        /* of the kinds in fails; fail_at 0: no call fails */
-        unsigned fails;                 /* set of enum simulated_call */
-        bool forever;                   /* later calls fail, too */
-        uint32_t dies_at;               /* countdown to 1: all calls fail from then on; 0: off */
-        bool misreads;                  /* reads may return another sector */
+        uint32_t calls, fail_at; /* of the kinds in fails; fail_at 0: no call fails */
+        unsigned fails;          /* set of enum simulated_call */
+        bool forever;            /* later calls fail, too */
+        uint32_t dies_at;        /* countdown to 1: all calls fail from then on; 0: off */
+        bool misreads;           /* reads may return another sector */
 };
 
 void simulated_open(struct simulated *s, uint32_t extents, uint64_t extent_bytes,
@@ -60,7 +60,6 @@ void simulated_close(struct simulated *s);
 void simulated_clear(struct simulated *s);
 
 /* Makes an image of the disk after a power cut. flips: bits; astray: a write is misplaced. */
-void simulated_cut(const struct simulated *s, uint32_t flips, bool astray,
-                   struct simulated *image);
+void simulated_cut(const struct simulated *s, uint32_t flips, bool astray, struct simulated *image);
 
 #endif

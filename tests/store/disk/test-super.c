@@ -246,8 +246,8 @@ START_TEST(files_of_two_volumes_are_all_left_alone) {
                 seal(stranger, copy);
         }
         ck_assert_int_eq(judge(), -EXDEV);
-        ck_assert_ptr_nonnull(strstr(all.set.why.line, stranger == 2 ? "files 1 and 3 of" :
-                                                                      "files 1 and 2 of"));
+        ck_assert_ptr_nonnull(
+                strstr(all.set.why.line, stranger == 2 ? "files 1 and 3 of" : "files 1 and 2 of"));
         ck_assert_uint_eq(writes(), 0);
         all.missing[stranger] = -ENODEV;
         ck_assert_int_eq(judge_and_open(), SET_FOUND);
@@ -311,12 +311,12 @@ START_TEST(without_any_file_nothing_is_there_to_stay) {
 END_TEST
 
 SUITE("super", FIXTURE(set_up, tear_down),
-      TESTS(all_files_have_both_copies,
-            of_a_file_and_its_copy_the_second_begins_anew, a_new_file_joins,
-            behind_a_copy_that_failed_the_other_stays, without_any_file_nothing_is_there_to_stay),
+      TESTS(all_files_have_both_copies, of_a_file_and_its_copy_the_second_begins_anew,
+            a_new_file_joins, behind_a_copy_that_failed_the_other_stays,
+            without_any_file_nothing_is_there_to_stay),
       LOOPS(2, another_version_is_left_alone, one_of_another_size_is_left_alone,
             a_files_place_in_the_list_is_nothing),
-      LOOPS(128, a_torn_copy_does_not_count),
-      LOOPS(31, a_checksum_is_of_every_byte), LOOPS(4, what_makes_no_sense_is_no_superblock),
+      LOOPS(128, a_torn_copy_does_not_count), LOOPS(31, a_checksum_is_of_every_byte),
+      LOOPS(4, what_makes_no_sense_is_no_superblock),
       LOOPS(3, the_newest_of_a_set_counts, files_of_two_volumes_are_all_left_alone),
       LOOPS(6, a_file_that_does_not_take_it_is_off))

@@ -51,12 +51,12 @@ static void plan(uint64_t epoch) {
 
         for (uint32_t i = 0; i < N; i++) {
                 labels[i] = (struct kvd_label){.sequence = sequence + i,
-                                                .parent = i ? sequence + i - 1 : 0,
-                                                .epoch = epoch,
-                                                .root = 5,
-                                                .group = 2,
-                                                .depth = i,
-                                                .n_tokens = 16};
+                                               .parent = i ? sequence + i - 1 : 0,
+                                               .epoch = epoch,
+                                               .root = 5,
+                                               .group = 2,
+                                               .depth = i,
+                                               .n_tokens = 16};
                 for (uint32_t t = 0; t < 16; t++)
                         tokens[i][t] = i * 100 + t;
                 fill(payloads[i], i);
@@ -148,8 +148,8 @@ END_TEST
 
 /* An extent has more slots than fit into the staging buffer at once. */
 START_TEST(many_are_found_in_pieces) {
-        static const uint32_t places[N] = {0, 2, STAGING / DISK_SECTOR - 1, STAGING / DISK_SECTOR + 1,
-                                           STAGING / DISK_SECTOR + 3};
+        static const uint32_t places[N] = {0, 2, STAGING / DISK_SECTOR - 1,
+                                           STAGING / DISK_SECTOR + 1, STAGING / DISK_SECTOR + 3};
 
         simulated_close(&disk);
         extent_bytes = DISK_SECTOR + 3u * DISK_SECTOR * (STAGING / DISK_SECTOR + 4);
@@ -254,7 +254,8 @@ END_TEST
 
 /* A file with data is not new, even if there are zeros in place of superblocks. */
 START_TEST(data_behind_zeros_stays) {
-        const uint32_t sectors[] = {1, 2, (uint32_t)disk.n_sectors / 2, (uint32_t)disk.n_sectors - 1};
+        const uint32_t sectors[] = {1, 2, (uint32_t)disk.n_sectors / 2,
+                                    (uint32_t)disk.n_sectors - 1};
         uint8_t *sector = disk.seen[sectors[_i]];
 
         disk.stable[sectors[_i]][7] = sector[7] = 1;
@@ -425,13 +426,10 @@ START_TEST(version_1_is_read) {
 }
 END_TEST
 
-SUITE("volume",
-      WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(), exit(0))),
-      golden = argc > 1 ? argv[1] : "version-1.txt",
-      FIXTURE(set_up, tear_down),
+SUITE("volume", WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(), exit(0))),
+      golden = argc > 1 ? argv[1] : "version-1.txt", FIXTURE(set_up, tear_down),
       TESTS(what_is_written_is_read, many_are_found_in_pieces, erased_is_erased,
-            what_has_no_epoch_is_its_writers_alone,
-            many_are_erased_in_pieces,
+            what_has_no_epoch_is_its_writers_alone, many_are_erased_in_pieces,
             what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
             another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
             a_disk_that_does_nothing_has_erased_nothing, an_extent_that_cannot_be_read_is_said,
