@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-int kvd_refuse(struct kvd_why *why, int error, const char *format, ...) {
+void kvd_say_why(struct kvd_why *why, const char *format, ...) {
         struct kvd_why now;
         va_list args;
 
@@ -18,5 +18,4 @@ int kvd_refuse(struct kvd_why *why, int error, const char *format, ...) {
         vsnprintf(now.line, sizeof now.line, format, args);
         va_end(args);
         *why = now;
-        return error;
 }

@@ -16,7 +16,15 @@ struct kvd_why {
         char line[512]; /* "" if nothing was refused yet */
 };
 
-/* Formats the line, truncated if it is too long. Returns error. */
-_printf_(3, 4) int kvd_refuse(struct kvd_why *why, int error, const char *format, ...);
+/* Formats the line, truncated if it is too long. */
+_printf_(2, 3) void kvd_say_why(struct kvd_why *why, const char *format, ...);
+
+/* Stores the line, and has the value error. A macro, so that compilers see that this is not 0. */
+#define kvd_refuse(why, error, ...) \
+        ({ \
+                int error_ = (error); \
+                kvd_say_why(why, __VA_ARGS__); \
+                error_; \
+        })
 
 #endif
