@@ -145,10 +145,9 @@ static void read_claim(const struct before *b, uint32_t id, struct claim *c) {
                                       .group = desc->group,
                                       .root = desc->root,
                                       .flags = desc->flags};
-        if (b->header.semaphore_rows) {
-                c->semaphore = desc->semaphore;
+        c->semaphore = b->header.semaphore_rows ? desc->semaphore : 0;
+        if (b->header.semaphore_rows)
                 c->fields.semaphore_value = desc->semaphore_value;
-        }
         c->parent = c->fields.parent == KVD_ROOT ? NONE : kvd_ref_id(c->fields.parent);
         shm_read_words(c->tokens, desc->tokens, b->header.geometry.block_tokens);
 }
