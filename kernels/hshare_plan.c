@@ -84,7 +84,7 @@ static bool most_similar(const float *similarity, uint32_t n, const uint32_t *so
 }
 
 static void greedy(const float *similarity, uint32_t n, uint32_t k, uint32_t *source) {
-        uint32_t row, column;
+        uint32_t row = 0, column = 0;
 
         for (uint32_t i = 0; i < k && most_similar(similarity, n, source, &row, &column); i++)
                 source[row] = column;

@@ -7,6 +7,8 @@
 
 #include "kernels/memshare.h"
 
+#include <assert.h>
+
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
@@ -181,6 +183,7 @@ static double weigh(const struct kvd_memshare_query *q, double difference, const
                     const float *norm_b) {
         if (q->metric != KVD_MEMSHARE_RELATIVE)
                 return difference / (2.0 * q->shape->tokens * q->shape->heads);
+        assert(norm_a && norm_b);
         return difference == 0.0 ? 0.0 : 0.5 * difference / sqrt((double)*norm_a * (double)*norm_b);
 }
 

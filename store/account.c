@@ -17,6 +17,7 @@
 
 #include "store/account.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -37,6 +38,7 @@ static const char *const texts[] = {
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 static uint64_t share_of(const struct store *store, enum kvd_cost cost, uint64_t pool_bytes) {
+        assert(store->config.pool_bytes);
         return (uint64_t)((unsigned __int128)store->account.limit[cost] * pool_bytes /
                           store->config.pool_bytes);
 }

@@ -298,7 +298,7 @@ bool check_sequences(struct walk *w, uint64_t *at) {
                 seat++;
                 entry = 0;
         }
-        *at = (uint64_t)seat << 32 | entry;
+        *at = seat * (UINT64_C(1) << 32) + entry;
         return seat >= KVD_MAX_SEQUENCES;
 }
 

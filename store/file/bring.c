@@ -176,7 +176,7 @@ int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
 
         if (r == 0)
                 r = make(a->space, bytes, &b);
-        if (r < 0)
+        if (!b)
                 return r;
         b->begun_ns = sys_now_ns();
         b->space = a->space;

@@ -499,15 +499,18 @@ static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t s
 
 static uint32_t take_free_in(struct catalog *c, uint32_t file, struct catalog_class *class) {
         struct catalog_file *f = &c->files[file];
-        struct kvd_list *roomy = &class->roomy[file];
+        struct catalog_extent *e;
 
         if (!takes_more(f) || class->slot_bytes >= f->extent_bytes)
                 return CATALOG_NOWHERE;
-        if (!roomy->first && f->empty.first)
-                extent_begin(c, kvd_list_first(&f->empty, struct catalog_extent, node), class);
-        if (!roomy->first)
-                return CATALOG_NOWHERE;
-        return slot_take(c, kvd_list_first(roomy, struct catalog_extent, node));
+        e = kvd_list_first(&class->roomy[file], struct catalog_extent, node);
+        if (!e) {
+                e = kvd_list_first(&f->empty, struct catalog_extent, node);
+                if (!e)
+                        return CATALOG_NOWHERE;
+                extent_begin(c, e, class);
+        }
+        return slot_take(c, e);
 }
 
 static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {

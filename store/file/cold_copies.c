@@ -366,7 +366,8 @@ static void next(struct file *file, uint32_t disk, bool *later) {
                 return;
         for (uint32_t i = 0; i < WAITING && node != last && file_is_idle(file, disk); i++) {
                 node = wanted->first;
-                read_some(file, disk, kvd_list_first(wanted, struct file_wanted, node));
+                if (node)
+                        read_some(file, disk, container_of(node, struct file_wanted, node));
         }
         if (file_is_idle(file, disk))
                 write_next(file, disk, later);

@@ -15,6 +15,7 @@
  * bounded by kvreviver.vague and kvreviver.budget.
  */
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
@@ -200,8 +201,9 @@ static void sketch_free_if_empty(struct sequence *q, struct sketch *s) {
 
         if (s->n_entries)
                 return;
-        while (*at != s)
+        while (*at && *at != s)
                 at = &(*at)->next;
+        assert(*at);
         *at = s->next;
         if (q->sketch_found == s)
                 q->sketch_found = NULL;

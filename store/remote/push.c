@@ -114,7 +114,7 @@ static bool plan_path(struct remote *remote, struct space *space, uint32_t id, u
                 id = block_of(space, id)->parent;
         }
         *looks += n;
-        if (id == NONE && space_finds_whole(space) &&
+        if (id == NONE && n && space_finds_whole(space) &&
             remote_space_of(space)->first != block_ref(space, path[n - 1]))
                 return look_for(remote, space, last);
         while (n && !remote_question_is_full(remote) && remote_has_room(remote)) {
