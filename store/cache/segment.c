@@ -39,6 +39,7 @@ static bool let_go(struct space *space, struct segment *segment) {
                 return false;
         segment->arena->n_ready -= segment->n_ready;
         segment->n_ready = segment->n_worn_out = 0;
+        segment->n_found = 0; /* or the end of the current round would call it held */
         segment_keeps(space, segment, 0, 0);
         charge(space, -1);
         return true;

@@ -87,5 +87,24 @@ START_TEST(what_two_hold_nobody_holds_alone) {
 }
 END_TEST
 
+/* Otherwise others are promised memory that the space does not have. */
+START_TEST(a_segment_that_leaves_during_a_round_is_not_held) {
+        struct attachment *other = fixture_attach(fixture_space("other", BLOCKS));
+        kvd_ref taken[BLOCKS];
+
+        pin(a, N, 1);
+        store_look_at_pins(store);
+        ck_assert(available_look(space)); /* has found the chain; b's pins are still to be seen */
+        pin(a, N, -1);
+        for (uint32_t n = 0; n < BLOCKS;
+             n += (uint32_t)space_allocate(other, BLOCKS - n, taken + n))
+                ;
+        ck_assert_uint_eq(usage_of(space).segments, 0);
+        idle();
+        check_clean(space);
+}
+END_TEST
+
 SUITE("available", FIXTURE(set_up, tear_down),
-      TESTS(one_pin_holds_the_chain, what_two_hold_nobody_holds_alone))
+      TESTS(one_pin_holds_the_chain, what_two_hold_nobody_holds_alone,
+            a_segment_that_leaves_during_a_round_is_not_held))
