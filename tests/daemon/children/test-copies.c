@@ -258,6 +258,14 @@ static void spill_each(void) {
                 ck_assert_int_ge(kvd_sequence_cool(u.sequence, 1, &i, KVD_COOL_SPILL), 0);
 }
 
+/* With new blocks: what has been written once is not written again. */
+static void begin_again(void) {
+        kvd_sequence_close(u.sequence);
+        expect_no_copy();
+        ck_assert_int_eq(kvd_sequence_open(u.space, USER_BLOCKS, &u.sequence), 0);
+        user_append(&u, USER_BLOCKS);
+}
+
 /*
  * Stops the disk process, and spills until copies are sent to it. If it is stopped in the middle of
  * other work, such as its superblock, no copy is sent before that is done: all is repeated then.
@@ -272,7 +280,7 @@ static void stop_under_way(pid_t disk) {
                                 return;
                 }
                 ck_assert_int_eq(kill(disk, SIGCONT), 0);
-                user_revive(&u);
+                begin_again();
         }
 }
 
