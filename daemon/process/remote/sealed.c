@@ -197,8 +197,10 @@ int sealed_open(const struct sealed_keys *keys, const struct kvd_remote_item *it
         if (mark.magic != MAGIC || mark.version != VERSION || mark.bytes != size)
                 return -EBADMSG;
         context = begin(keys, item->name, &mark, false);
+        if (!context)
+                return -ENOMEM;
         write_label(item, tokens, bytes, &label);
-        right = context && is_right(context, &label, record, &mark, block, bytes);
+        right = is_right(context, &label, record, &mark, block, bytes);
         EVP_CIPHER_CTX_free(context);
         return right ? 0 : -EBADMSG;
 }

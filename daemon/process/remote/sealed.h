@@ -47,8 +47,8 @@ bool sealed_make(const struct sealed_keys *keys, const struct kvd_remote_item *i
                  const uint32_t *tokens, const void *block, uint64_t bytes, uint8_t *to);
 
 /*
- * Fills the block. -EBADMSG: the record is damaged or belongs to another item. The block's contents
- * are undefined then.
+ * Fills the block. -EBADMSG: the record is damaged or belongs to another item; -ENOMEM. The block's
+ * contents are undefined then.
  */
 int sealed_open(const struct sealed_keys *keys, const struct kvd_remote_item *item,
                 const uint32_t *tokens, const uint8_t *record, size_t size, void *block,
