@@ -43,34 +43,59 @@ static struct link *find_link(struct servers *s, const char *host, uint16_t port
         return unused;
 }
 
-/* Parses "host:port"; the host may contain colons. NULL: invalid, too many, or must not be added. */
-static struct link *link_of(struct servers *s, const char *text, size_t n, uint16_t fallback,
+/* Parses a port, which ends the text. 0: invalid. */
+static uint16_t port_of(const char *text) {
+        char *rest;
+        unsigned long port = strtoul(text, &rest, 10);
+
+        return *text >= '0' && *text <= '9' && !*rest && port <= UINT16_MAX ? (uint16_t)port : 0;
+}
+
+/* Parses "host:port", "host", "[IPv6]:port" or "[IPv6]", in place. NULL: invalid. */
+static const char *split(char *text, uint16_t *port) {
+        char *end = text[0] == '[' ? strchr(text, ']') : strrchr(text, ':');
+
+        if (text[0] == '[') {
+                if (!end || (end[1] && end[1] != ':'))
+                        return NULL;
+                *end++ = 0;
+                text++;
+        }
+        if (end && *end) {
+                *port = port_of(end + 1);
+                *end = 0;
+        }
+        return text[0] && *port ? text : NULL;
+}
+
+/* enter: adds a new server. NULL: invalid, or too many. */
+static struct link *link_of(struct servers *s, const char *text, size_t n, uint16_t port,
                             bool enter) {
-        char copy[LINK_HOST + 8], *colon, *rest;
-        unsigned long port = fallback;
+        char copy[LINK_HOST + 10];
+        const char *host;
 
         if (n >= sizeof copy)
                 return NULL;
         memcpy(copy, text, n);
         copy[n] = 0;
-        colon = strrchr(copy, ':');
-        if (colon) {
-                port = strtoul(colon + 1, &rest, 10);
-                *colon = 0;
-                if (rest == colon + 1 || *rest)
-                        return NULL;
-        }
-        return copy[0] && port && port <= UINT16_MAX ? find_link(s, copy, (uint16_t)port, enter) :
-                                                       NULL;
+        host = split(copy, &port);
+        return host ? find_link(s, host, port, enter) : NULL;
+}
+
+/* Where does an IPv6 address end, and the port begin? */
+static bool is_ambiguous(const char *text, size_t n) {
+        const char *colon = memchr(text, ':', n);
+
+        return text[0] != '[' && colon && memchr(colon + 1, ':', n - (size_t)(colon + 1 - text));
 }
 
 static int parse_one(struct servers *s, const char *text, size_t n, struct kvd_why *why) {
-        struct link *link = link_of(s, text, n, 6379, true);
+        struct link *link = is_ambiguous(text, n) ? NULL : link_of(s, text, n, 6379, true);
 
         if (!link)
                 return kvd_refuse(
                         why, -EINVAL,
-                        "'%.*s' is not a server; write %s://host:port,host:port..., at most %u",
+                        "'%.*s' is not a server; write %s://host:port,[IPv6]:port..., at most %u",
                         (int)n, text, s->wants_tls ? "rediss" : "redis", SERVERS);
         link->seed = true;
         return 0;

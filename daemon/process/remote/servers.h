@@ -46,7 +46,10 @@ struct talk {
         uint8_t sent_on[TALK_ITEMS]; /* number of redirections of each item */
 };
 
-/* "redis://host[:port][,host[:port]...]", or rediss://. The caller has checked the scheme. */
+/*
+ * "redis://host[:port][,host[:port]...]", or rediss://; an IPv6 address is in brackets. The caller
+ * has checked the scheme.
+ */
 int servers_parse(struct servers *s, const char *text, struct kvd_why *why);
 /* "password", "user:password", or ":password" if the password contains colons; "": none */
 void servers_password(struct servers *s, const char *text);

@@ -123,6 +123,43 @@ START_TEST(the_next_address_of_a_name_is_tried_if_one_refuses) {
 }
 END_TEST
 
+/* host: NULL if the text is refused */
+static void address_is(const char *text, const char *host, uint16_t port) {
+        struct servers s = {0};
+        const struct link *link = NULL;
+        char whole[64];
+        struct kvd_why why;
+        int r;
+
+        snprintf(whole, sizeof whole, "redis://%s", text);
+        r = servers_parse(&s, whole, &why);
+        ck_assert_msg((r == 0) == (host != NULL), "%s: %d", text, r);
+        for (uint32_t i = 0; i < SERVERS; i++)
+                if (s.links[i].host[0])
+                        link = &s.links[i];
+        if (host) {
+                ck_assert_str_eq(link->host, host);
+                ck_assert_uint_eq(link->port, port);
+        }
+}
+
+/* The last part of an IPv6 address used to be taken for a port. */
+START_TEST(an_address_with_colons_is_in_brackets) {
+        address_is("cache", "cache", 6379);
+        address_is("cache:7000", "cache", 7000);
+        address_is("[2001:db8::1]", "2001:db8::1", 6379);
+        address_is("[2001:db8::1]:7000", "2001:db8::1", 7000);
+        address_is("2001:db8::1", NULL, 0);
+        address_is("::1:6379", NULL, 0);
+        address_is("[::1", NULL, 0);
+        address_is("[::1]7000", NULL, 0);
+        address_is("[]:7000", NULL, 0);
+        address_is("cache:", NULL, 0);
+        address_is("cache:70000", NULL, 0);
+        address_is("cache:7x", NULL, 0);
+}
+END_TEST
+
 /* A slow machine needs several attempts. */
 START_TEST(the_next_address_of_a_name_is_tried_if_one_is_silent) {
         struct fake_server silent = {0}, server = {0};
@@ -381,7 +418,7 @@ SUITE("servers", CASE("addresses"),
       TESTS(the_next_address_of_a_name_is_tried_if_one_refuses,
             the_next_address_of_a_name_is_tried_if_one_is_silent,
             each_address_of_a_name_that_did_not_answer_is_named,
-            an_address_that_did_not_answer_is_named_once),
+            an_address_that_did_not_answer_is_named_once, an_address_with_colons_is_in_brackets),
       TESTS(no_bytes_are_no_reply), CASE("slow names"),
       TESTS(a_name_that_takes_long_holds_up_no_other, a_name_that_does_not_exist_is_said),
       CASE("passwords"),
