@@ -56,7 +56,7 @@ same 'flags of kvctl(1)' "$dir/flags" "$dir/page-flags"
 {
         sed -n 's/^KVD_COUNTER(\([A-Z_]*\),.*/\1/p' "$ROOT/ipc/base/counters.def" | tr A-Z a-z
         sed -n 's/^ *\[KVD_CLIENT_[A-Z_]*\] = {"\([A-Z_]*\)".*/\1/p' "$ROOT/tools/kvctl/stat.c" | tr A-Z a-z
-        grep -oE 'fill_figure\(t, space, "[a-z_]+"' "$ROOT/tools/kvctl/stat.c" | sed 's/.*"\(.*\)"/\1/'
+        tr -s '\n ' ' ' <"$ROOT/tools/kvctl/stat.c" | grep -oE 'fill_figure\( ?t, space, "[a-z_]+"' | sed 's/.*"\(.*\)"/\1/'
 } >"$dir/counters"
 sed -n '/^\.Sh COUNTERS/,/^\.Sh DEGRADED/s/^\.It Va //p' "$pages/kvctl.1" >"$dir/page-counters"
 same 'counters of kvctl(1)' "$dir/counters" "$dir/page-counters"
