@@ -39,7 +39,7 @@ static void name_is(uint32_t i, const char *name, const char *first, const char 
 typedef int lookup_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
 
 /* A name server that is silent until the gate is opened; lookups fail after SILENT_S seconds. */
-#define SILENT_S 20
+#define SILENT_S 600
 
 static sem_t gate;
 static _Atomic uint32_t begun, ended; /* lookups at it */
@@ -51,7 +51,7 @@ static int ask_silent_server(void) {
         begun++;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += SILENT_S;
-        r = sem_timedwait(&gate, &until) == 0 ? 0 : EAI_AGAIN;
+        r = sem_timedwait(&gate, &until) == 0 ? sem_post(&gate) : EAI_AGAIN; /* it stays open */
         ended++;
         return r;
 }
@@ -210,14 +210,13 @@ START_TEST(a_name_that_takes_long_holds_up_no_other) {
         servers.timeout_ns = UINT64_C(200000000);
         WAIT_UNTIL(away() == 1); /* a slow machine needs several attempts */
         ck_assert_uint_eq(ended, 0);
-        ck_assert_uint_eq(away(), 1); /* the lookup is neither waited for nor repeated */
+        WAIT_UNTIL(away() == 1); /* the lookup is neither waited for nor repeated */
         ck_assert_uint_eq(ended, 0);
         ck_assert_uint_eq(begun, 1);
         why_is("slow:%u: its name is still being looked up: a name server is slow or silent",
                other.port);
         sem_post(&gate);
         WAIT_UNTIL(away() == 0);
-        ck_assert_uint_eq(begun, 1);
 }
 END_TEST
 
