@@ -6,6 +6,7 @@
  * the blocks that the job names, and checks the worker's reply.
  */
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -354,6 +355,7 @@ static bool write_job(struct job *job, struct ticket *t, void *arguments, uint32
 static bool write_next(struct store *store, void *arguments, struct store_job *ret) {
         struct job *job = store->jobs.job;
         struct domain *domain;
+        struct ticket *next;
         uint32_t spent = 0;
 
         while (spent < EFFORT && (domain = first_domain(&store->jobs))) {
@@ -363,10 +365,9 @@ static bool write_next(struct store *store, void *arguments, struct store_job *r
                         return true;
                 if (!urgent->first && go_on(domain, false, arguments, ret))
                         return true;
-                if (!write_job(job,
-                               kvd_list_first(urgent->first ? urgent : other, struct ticket,
-                                              waiting),
-                               arguments, &spent))
+                next = kvd_list_first(urgent->first ? urgent : other, struct ticket, waiting);
+                assert(next);
+                if (!write_job(job, next, arguments, &spent))
                         continue;
                 finish(job, ret);
                 return true;

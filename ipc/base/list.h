@@ -47,6 +47,9 @@ static inline bool kvd_list_remove(struct kvd_list_node *node) {
 
 /* NULL: the list is empty. */
 #define kvd_list_first(list, type, member) \
-        ((list)->first ? container_of((list)->first, type, member) : NULL)
+        ({ \
+                struct kvd_list_node *first_ = (list)->first; \
+                first_ ? container_of(first_, type, member) : NULL; \
+        })
 
 #endif

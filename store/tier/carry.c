@@ -124,9 +124,12 @@ bool carry_is_under_way(const struct carry *c) {
 #define PIECES 8u /* spare places are given back in this many parts: 2 MiB of a tier at once */
 
 bool carry_shrink(struct carry *c) {
-        uint64_t bytes = c->last ? c->last->ix->block_bytes : 0;
-        uint32_t n = c->n_spare ? (uint32_t)MIN(c->n_spare, DIV_UP(c->most / PIECES, bytes)) : 0;
+        uint64_t piece = c->most / PIECES;
+        uint32_t n;
 
+        if (!c->last)
+                return false;
+        n = (uint32_t)MIN(c->n_spare, DIV_UP(piece, space_block_bytes(c->last)));
         while (n--)
                 place_erase(c->last, c->spare[--c->n_spare]);
         return c->n_spare;

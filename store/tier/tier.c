@@ -9,6 +9,7 @@
 
 #include "store/tier/tier.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -112,6 +113,7 @@ static void give_number(struct space *space, uint32_t tier, uint32_t number) {
 }
 
 static void give_memory(struct space *space, uint32_t tier, uint32_t number) {
+        assert(tier < ARRAY_SIZE(tiers));
         tiers[tier]->erase(tiers_of(space)->places[tier].fd, number * space_block_bytes(space),
                            space_block_bytes(space));
         tiers[tier]->charge(space, -1);
