@@ -210,16 +210,16 @@ struct space_memory {             /* segment.c */
         struct arena *arenas;     /* owned */
         uint32_t max_blocks;      /* maximum number of blocks with memory */
         uint32_t n_with_memory;   /* segments that have memory */
+        uint32_t n_kept;          /* segments with n_kept > 0 */
+        uint32_t n_occupied;      /* segments with n_kept > 0 or n_held > 0 */
         /* segment without used blocks whose memory is being given back in pieces; or NULL */
         struct segment *returning;
         uint32_t hand; /* segment that is tried next when memory is to be given away */
         /* at hand: blocks found unused so far; of these, blocks evicted so far */
         uint32_t unused, emptied;
-        kvd_ref stopped;     /* block of a subtree where evicting stopped; 0 if in none */
-        uint32_t given_up;   /* consecutive segments that could not be given away */
-        uint64_t allowed;    /* current round: only blocks used before this clock (take.c) */
-        uint32_t n_kept;     /* segments with n_kept > 0 */
-        uint32_t n_occupied; /* segments with n_kept > 0 or n_held > 0 */
+        kvd_ref stopped;   /* block of a subtree where evicting stopped; 0 if in none */
+        uint32_t given_up; /* consecutive segments that could not be given away */
+        uint64_t allowed;  /* current round: only blocks used before this clock (take.c) */
         /* spaces whose coldest leaf was last used before this (store's clock) need not ask */
         uint64_t warm;
         /* state in which a round over all segments found nothing: not repeated while it is so */

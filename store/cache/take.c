@@ -244,11 +244,15 @@ static bool has_clearly_more(const struct space *donor, const struct space *spac
         return pool_bytes(donor) > pool_bytes(space) + space->ix->segment_bytes;
 }
 
+/* Are some of its segments without blocks that keep them? Reads one line of memory. */
+static bool may_have_some(const struct space *donor) {
+        return donor->memory.n_with_memory > donor->memory.n_kept;
+}
+
 /* Does it have segments without used blocks, or may it have some since pins changed? */
 static bool has_some(const struct space *donor) {
-        return donor->account.unused ||
-               (donor->memory.n_with_memory > donor->memory.n_kept &&
-                (donor->look.under_way || donor->look.state != pins_state(donor)));
+        return donor->account.unused || donor->look.under_way ||
+               donor->look.state != pins_state(donor);
 }
 
 /* Nothing has changed since it was found to have nothing. */
@@ -298,7 +302,8 @@ static struct donor next_donor(const struct space *space, uint64_t search, uint6
                         struct space *s = d->spaces.at[i].space;
                         struct donor donor;
 
-                        if (s == space || s->memory.asked_in == search || space_is_incomplete(s) ||
+                        if (s == space || !may_have_some(s) || s->memory.asked_in == search ||
+                            space_is_incomplete(s) ||
                             !may_give(s, space->domain, own_domain_only) || !has_some(s))
                                 continue;
                         donor = when == ANY_TIME ? rank_any(s, space) : rank_cold(s, space, when);

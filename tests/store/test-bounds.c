@@ -28,7 +28,6 @@
 #include "tests/lib/yard.h"
 
 #define BUDGET_US (SANITIZED ? 60000u : 3000u) /* on a fast machine */
-#define TURN_US (SANITIZED ? 60000u : 10000u)  /* reads memory that no cache holds */
 #define MOST_RUNS 60 /* the kernel may charge the work of another process to this one */
 #define TINY 64u     /* bytes of a block */
 
@@ -78,7 +77,7 @@ static const struct piece *dearest(void) {
 
 /* ---- the verdict ----------------------------------------------------------------------------- */
 
-static void within(uint32_t most_us, const char *what, void (*run)(void)) {
+static void within_budget(const char *what, void (*run)(void)) {
         const struct piece *most;
         uint32_t budget_us;
         int runs = 0;
@@ -89,16 +88,12 @@ static void within(uint32_t most_us, const char *what, void (*run)(void)) {
                 run();
                 n_known = MAX(n_known, n_pieces);
                 most = dearest();
-                budget_us = (uint32_t)(most_us * slowness());
+                budget_us = (uint32_t)(BUDGET_US * slowness());
         } while (most->ns / 1000 > budget_us && ++runs < MOST_RUNS);
         printf("%-40s %8u us of %u pieces, %u are allowed: %s\n", what, most->ns / 1000, n_pieces,
                budget_us, most->what);
         ck_assert_msg(most->ns / 1000 <= budget_us, "%s: %u us in %s, %u are allowed", what,
                       most->ns / 1000, most->what, budget_us);
-}
-
-static void within_budget(const char *what, void (*run)(void)) {
-        within(BUDGET_US, what, run);
 }
 
 /* ---- a store of tiny blocks ------------------------------------------------------------------ */
@@ -534,7 +529,7 @@ static void one_among_many(void) {
 }
 
 START_TEST(room_is_looked_for_in_4096_spaces) {
-        within(TURN_US, "an allocation where 4,096 spaces are full", one_among_many);
+        within_budget("an allocation where 4,096 spaces are full", one_among_many);
 }
 END_TEST
 
