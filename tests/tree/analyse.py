@@ -29,7 +29,7 @@ ANALYSER = ["--analyze", "-Xclang", "-analyzer-output=text", "-Xclang", "-analyz
             "-Xclang", "-analyzer-disable-checker=security.insecureAPI.DeprecatedOrUnsafeBufferHandling",
             # These do not know __attribute__((cleanup)).
             "-Xclang", "-analyzer-disable-checker=unix.Malloc,deadcode.DeadStores"]
-ROOMS = ("../ipc/", "../kernels/", "../store/")
+ROOMS = ("/ipc/", "/kernels/", "/store/")
 KEPT = re.compile(r"-[DIU].*|-std=.*|-pthread|-m.*|-isystem.*")
 
 
@@ -37,8 +37,8 @@ def entries(build: Path, pattern: str) -> dict[str, tuple[Path, list[str]]]:
     """{file: (folder to run in, options of the preprocessor)}"""
     found: dict[str, tuple[Path, list[str]]] = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        file = entry["file"]
-        if file.endswith(".c") and file.startswith(ROOMS) and pattern in file:
+        file = os.path.normpath(os.path.join(entry["directory"], entry["file"]))
+        if file.endswith(".c") and any(room in file for room in ROOMS) and "/tests/" not in file and pattern in file:
             options = [word for word in shlex.split(entry["command"]) if KEPT.fullmatch(word)]
             found.setdefault(file, (Path(entry["directory"]), options))
     return found
@@ -47,7 +47,8 @@ def entries(build: Path, pattern: str) -> dict[str, tuple[Path, list[str]]]:
 def analyse(clang: str, file: str, folder: Path, options: list[str]) -> str:
     """What the analyzer says of the file; empty if it is clean."""
     text = subprocess.run([clang, "-E", *options, file], cwd=folder, stdout=subprocess.PIPE, check=True).stdout
-    clean = CACHE / hashlib.sha256(" ".join([clang, *ANALYSER]).encode() + text).hexdigest()
+    version = os.path.realpath(clang) + str(os.stat(clang).st_mtime_ns)
+    clean = CACHE / hashlib.sha256(" ".join([version, *ANALYSER]).encode() + text).hexdigest()
     if clean.exists():
         return ""
     done = subprocess.run([clang, *ANALYSER, *options, file], cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
@@ -61,8 +62,11 @@ def analyse(clang: str, file: str, folder: Path, options: list[str]) -> str:
 def analyse_all(build: Path, pattern: str) -> list[str]:
     clang = shutil.which("clang") or ""
     CACHE.mkdir(parents=True, exist_ok=True)
+    files = entries(build, pattern)
+    if not files:
+        return [f"no file to analyse in {build}/compile_commands.json\n"]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(analyse, clang, file, *how) for file, how in entries(build, pattern).items()]
+        jobs = [pool.submit(analyse, clang, file, *how) for file, how in files.items()]
         return [said for said in (job.result() for job in jobs) if said]
 
 
