@@ -46,7 +46,7 @@ int kvd_frame_send(int socket, const void *frame, size_t size, const struct kvd_
                 n = sys->sendmsg(socket, &m, flags | MSG_NOSIGNAL);
         while (n < 0 && errno == EINTR);
         if (n < 0)
-                return -errno;
+                return negative_errno();
         return (size_t)n == size ? 0 : -EMSGSIZE;
 }
 
@@ -78,7 +78,7 @@ ssize_t kvd_frame_receive(int socket, void *to, struct kvd_fds *fds, int flags) 
                 n = sys->recvmsg(socket, &m, flags | MSG_CMSG_CLOEXEC);
         while (n < 0 && errno == EINTR);
         if (n < 0)
-                return -errno;
+                return negative_errno();
         if (!fds) /* MSG_CTRUNC then only means that descriptors were dropped */
                 return m.msg_flags & MSG_TRUNC ? -EMSGSIZE : n;
         take_fds(&m, fds);

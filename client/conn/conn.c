@@ -21,6 +21,7 @@
 #include "client/conn/lifeline.h"
 #include "ipc/address.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 
 #define DEFAULT_PATH "/run/kvd-0.sock"
 #define MAX_ABANDONED 16u
@@ -92,11 +93,11 @@ static int connect_by(const struct conn *c, const struct kvd_address *to, uint64
                 if (!us)
                         return -EAGAIN;
                 if (sys->setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left) < 0)
-                        return -errno;
+                        return negative_errno();
                 if (sys->connect(c->fd, kvd_address_of(to), to->size) == 0)
                         return 0;
                 if (errno != EINTR)
-                        return -errno;
+                        return negative_errno();
         }
 }
 
@@ -108,7 +109,7 @@ static int connect_socket(struct conn *c, uint64_t deadline_ns) {
                 return client_fail(r, "'%s' cannot be a socket's path: %s", c->path, strerror(-r));
         c->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (c->fd < 0)
-                return client_fail(-errno, "cannot make a socket: %s", strerror(errno));
+                return client_fail(negative_errno(), "cannot make a socket: %s", strerror(errno));
         r = connect_by(c, &address, deadline_ns);
         return r < 0 ? connect_failed(c->path, -r) : 0;
 }

@@ -103,7 +103,7 @@ int deadline_poll(int fd, short events, uint64_t deadline_ns) {
                 if (r > 0)
                         return 0;
                 if (r < 0 && errno != EINTR)
-                        return -errno;
+                        return negative_errno();
                 if (!left)
                         return -ETIMEDOUT;
         }

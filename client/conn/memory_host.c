@@ -16,6 +16,7 @@
 
 #include "client/internal.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
@@ -26,7 +27,7 @@ static int reserve_range(uint64_t half, uint8_t **ret) {
         uint8_t *aligned;
 
         if (at == MAP_FAILED)
-                return client_fail(-errno, "no address space for a pool of %llu bytes",
+                return client_fail(negative_errno(), "no address space for a pool of %llu bytes",
                                    (unsigned long long)bytes);
         aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
         munmap(at, (size_t)(aligned - at)); /* does nothing for 0 bytes */
@@ -72,7 +73,7 @@ static int map_at(const struct view *view, uint8_t *range, uint32_t number, int 
         uint8_t *at = range + number * bytes;
 
         if (sys->mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return client_fail(-errno, "cannot map pool segment %u: %s", number,
+                return client_fail(negative_errno(), "cannot map pool segment %u: %s", number,
                                    strerror(errno));
         sys->madvise(at, bytes, MADV_DONTFORK);
         return 0;

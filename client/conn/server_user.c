@@ -22,6 +22,7 @@
 #include "client/conn/error.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/user.h"
+#include "ipc/base/util.h"
 
 /* ---- the stated user ------------------------------------------------------------------------- */
 
@@ -101,7 +102,8 @@ int server_user_check(const struct server_user *expected, int socket, const char
         unsigned n = sizeof server;
 
         if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &server, &n) < 0)
-                return client_fail(-errno, "cannot determine the user of the kvd at %s: %s", path,
+                return client_fail(negative_errno(),
+                                   "cannot determine the user of the kvd at %s: %s", path,
                                    strerror(errno));
         if (is_expected(expected, server.uid, path))
                 return 0;

@@ -19,6 +19,7 @@
 
 #include "daemon/base/degraded.h"
 #include "daemon/base/log.h"
+#include "ipc/base/util.h"
 
 #define USUAL_USER "kvd"
 
@@ -86,7 +87,7 @@ int identity_take(const struct identity *i, struct kvd_why *why) {
         if (r < 0 || setresgid(i->gid, i->gid, i->gid) < 0 ||
             setresuid(i->uid, i->uid, i->uid) < 0 || drop_capabilities() < 0 ||
             prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-                return kvd_refuse(why, -errno,
+                return kvd_refuse(why, negative_errno(),
                                   "cannot become user %s: %s; with --user root kvd stays root",
                                   i->name, strerror(errno));
         log_info("goes on as user %s", i->name);

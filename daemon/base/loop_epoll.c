@@ -25,7 +25,7 @@ static int waiter_open(uint32_t max_sources, void **ret) {
         w->fd = sys->epoll_create();
         if (w->fd < 0) {
                 free(w);
-                return -errno;
+                return negative_errno();
         }
         *ret = w;
         return 0;
@@ -42,7 +42,7 @@ static int arm(void *self, int fd, short events, loop_token token) {
         struct waiter *w = self;
         struct epoll_event event = {.events = (uint32_t)events, .data.u64 = token};
 
-        return sys->epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+        return sys->epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &event) < 0 ? negative_errno() : 0;
 }
 
 static void disarm(void *self, int fd, loop_token token) {
@@ -65,7 +65,7 @@ static int wait_events(void *self, struct loop *loop, int64_t timeout_ns) {
 
         n = sys->epoll_wait(w->fd, events, ARRAY_SIZE(events), milliseconds(timeout_ns));
         if (n < 0)
-                return errno == EINTR ? 0 : -errno;
+                return errno == EINTR ? 0 : negative_errno();
         if (n > 0)
                 loop_woke(loop);
         for (int i = 0; i < n; i++)

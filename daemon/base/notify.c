@@ -36,7 +36,7 @@ static int connect_to(const char *path, int *ret) {
                 return r;
         fd = sys->socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0 || sys->connect(fd, kvd_address_of(&address), address.size) < 0)
-                return -errno;
+                return negative_errno();
         *ret = STEAL_FD(fd);
         return 0;
 }

@@ -43,14 +43,14 @@ static int follow(const struct trusted *t, int flags, struct kvd_why *why) {
         int fd;
 
         if (lstat(t->path, &st) < 0)
-                return -errno;
+                return negative_errno();
         if (!S_ISLNK(st.st_mode))
                 return -ELOOP;
         if (st.st_uid != 0 && !is_ours(st.st_uid, t->user))
                 return REFUSE(t, "it is a link of user %u; give the path of the file itself",
                               st.st_uid);
         fd = sys->open(t->path, flags);
-        return fd < 0 ? -errno : fd;
+        return fd < 0 ? negative_errno() : fd;
 }
 
 /*
@@ -67,7 +67,7 @@ static int open_path(const struct trusted *t, int flags, struct kvd_why *why) {
         if (fd < 0 && errno == ELOOP)
                 fd = follow(t, all & ~O_CREAT, why);
         else if (fd < 0)
-                fd = -errno;
+                fd = negative_errno();
         if (fd < 0 && fd != TRUSTED_NOT)
                 kvd_refuse(why, fd, "%s %s: %s", t->setting, t->path, strerror(-fd));
         return fd;
@@ -128,7 +128,8 @@ static int check(const struct trusted *t, int fd, struct kvd_why *why) {
         int r;
 
         if (fstat(fd, &st) < 0)
-                return kvd_refuse(why, -errno, "%s %s: %s", t->setting, t->path, strerror(errno));
+                return kvd_refuse(why, negative_errno(), "%s %s: %s", t->setting, t->path,
+                                  strerror(errno));
         if (t->trust == TRUST_CONFIG && is_null(&st))
                 return 0;
         r = check_type(t, &st, why);
@@ -146,7 +147,8 @@ int trusted_open(const struct trusted *t, int flags, struct kvd_why *why) {
                 return fd;
         r = check(t, fd, why);
         if (r == 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) < 0)
-                r = kvd_refuse(why, -errno, "%s %s: %s", t->setting, t->path, strerror(errno));
+                r = kvd_refuse(why, negative_errno(), "%s %s: %s", t->setting, t->path,
+                               strerror(errno));
         if (r == 0)
                 return fd;
         close(fd);
@@ -160,7 +162,7 @@ static int check_folder(const char *path, uid_t user, struct kvd_why *why) {
         struct stat st;
 
         if (stat(path, &st) < 0)
-                return kvd_refuse(why, -errno, "%s: %s", path, strerror(errno));
+                return kvd_refuse(why, negative_errno(), "%s: %s", path, strerror(errno));
         if (st.st_uid != 0 && !is_ours(st.st_uid, user))
                 return kvd_refuse(
                         why, TRUSTED_NOT,

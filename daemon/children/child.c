@@ -124,7 +124,7 @@ static int watch(struct child *c) {
         /* it was not waited for yet, so its pid cannot have been reused */
         c->process.fd = sys->pidfd_open(c->pid);
         if (c->process.fd < 0)
-                return -errno;
+                return negative_errno();
         r = loop_add(c->loop, &c->process);
         return r < 0 ? r : loop_add(c->loop, &c->socket);
 }
@@ -136,7 +136,7 @@ static int start(struct child *c) {
         if (r < 0)
                 return r;
         if (sys->socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
-                return -errno;
+                return negative_errno();
         c->socket = (struct loop_source){.fd = ends[0], .events = POLLIN, .ready = answer_came};
         r = child_spawn(c->program, c->arguments, ends[1]);
         if (r < 0)

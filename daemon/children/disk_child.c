@@ -430,10 +430,11 @@ static int open_missing(const char *path, struct kvd_why *why) {
         slash = strrchr(folder, '/');
         slash[slash == folder] = 0;
         if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) < 0)
-                return kvd_refuse(why, -errno, "file %s: it cannot be created: %s", path,
+                return kvd_refuse(why, negative_errno(), "file %s: it cannot be created: %s", path,
                                   strerror(errno));
         fd = sys->memfd_create("kvd-check", MFD_CLOEXEC);
-        return fd < 0 ? kvd_refuse(why, -errno, "file %s: %s", path, strerror(errno)) : fd;
+        return fd < 0 ? kvd_refuse(why, negative_errno(), "file %s: %s", path, strerror(errno)) :
+                        fd;
 }
 
 #define LOCK_TRIES 200u
@@ -446,7 +447,7 @@ static int lock_file(int fd, const char *path, struct kvd_why *why) {
                         return 0;
                 if (errno != EWOULDBLOCK)
                         return kvd_refuse(
-                                why, -errno,
+                                why, negative_errno(),
                                 "file %s: it cannot be locked, so a second kvd could open "
                                 "it: %s; use a local file system",
                                 path, strerror(errno));
@@ -462,10 +463,10 @@ static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         off_t at;
 
         if (fstat(fd, &st) < 0)
-                return -errno;
+                return negative_errno();
         at = lseek(fd, 0, SEEK_END);
         if (at < 0)
-                return -errno;
+                return negative_errno();
         end = (uint64_t)at;
         *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) :
                           wanted              ?:

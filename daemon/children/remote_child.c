@@ -355,7 +355,8 @@ static int read_secret(const struct config *config, const char *setting, const c
         ssize_t got = fd < 0 ? fd : read(fd, to, most);
 
         if (fd >= 0 && got < 0)
-                return kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno));
+                return kvd_refuse(why, negative_errno(), "%s %s: %s", setting, path,
+                                  strerror(errno));
         return (int)got;
 }
 

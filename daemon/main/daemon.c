@@ -225,7 +225,7 @@ static int open_notify(struct daemon *d, struct kvd_why *why) {
 static int open_stop(struct daemon *d) {
         d->stop = (struct loop_source){.events = POLLIN, .ready = stop_asked};
         d->stop.fd = sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        return d->stop.fd < 0 ? -errno : loop_add(d->loop, &d->stop);
+        return d->stop.fd < 0 ? negative_errno() : loop_add(d->loop, &d->stop);
 }
 
 static int open_loop(struct daemon *d, struct kvd_why *why) {
@@ -493,7 +493,7 @@ int daemon_handle_signals(struct daemon *d, const struct options *options) {
                 return r;
         d->signals = (struct loop_source){.events = POLLIN, .ready = signal_came};
         d->signals.fd = sys->signalfd(&set, SFD_CLOEXEC | SFD_NONBLOCK);
-        return d->signals.fd < 0 ? -errno : loop_add(d->loop, &d->signals);
+        return d->signals.fd < 0 ? negative_errno() : loop_add(d->loop, &d->signals);
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */

@@ -173,7 +173,7 @@ static int own_path(char to[static PATH_MAX]) {
         ssize_t n = readlink("/proc/self/exe", to, PATH_MAX - 1);
 
         if (n < 0)
-                return -errno;
+                return negative_errno();
         to[n] = 0;
         return 0;
 }

@@ -21,7 +21,7 @@
  */
 static int bind_to_parent(pid_t parent) {
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
-                return -errno;
+                return negative_errno();
         return getppid() == parent ? 0 : -ESRCH;
 }
 

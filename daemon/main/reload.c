@@ -56,7 +56,7 @@ int reload_init(struct reload *reload, struct loop *loop) {
         reload->done.events = POLLIN;
         reload->done.ready = thread_done;
         reload->done.fd = sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        return reload->done.fd < 0 ? -errno : loop_add(loop, &reload->done);
+        return reload->done.fd < 0 ? negative_errno() : loop_add(loop, &reload->done);
 }
 
 void reload_close(struct reload *reload) {

@@ -63,7 +63,7 @@ static int is_listening(const struct kvd_address *address) {
                                                SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
         if (fd < 0)
-                return -errno;
+                return negative_errno();
         if (sys->connect(fd, kvd_address_of(address), address->size) == 0)
                 return !listener_is_dead(fd);
         return errno != ECONNREFUSED && errno != ENOENT;
@@ -111,7 +111,7 @@ static int remove_stale(const char *path, const struct kvd_address *address, str
 /* The mode is set by the umask, so that it is never wider than that, even for a moment. */
 static int bind_path(struct listener *l, const struct kvd_address *address, mode_t mode) {
         mode_t before = umask(~mode & 0777);
-        int r = sys->bind(l->fd, kvd_address_of(address), address->size) < 0 ? -errno : 0;
+        int r = sys->bind(l->fd, kvd_address_of(address), address->size) < 0 ? negative_errno() : 0;
 
         umask(before);
         return r;
@@ -124,7 +124,8 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
 
         l->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (l->fd < 0)
-                return kvd_refuse(why, -errno, "cannot create a socket: %s", strerror(errno));
+                return kvd_refuse(why, negative_errno(), "cannot create a socket: %s",
+                                  strerror(errno));
         r = bind_path(l, address, mode);
         if (r < 0)
                 return kvd_refuse(why, r, "%s: cannot be bound: %s", path, strerror(-r));
@@ -132,11 +133,12 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
                 memcpy(l->path, path, strlen(path));
         if (is_file && (owner & group) != UINT32_MAX && sys->lchown(path, owner, group) < 0)
                 return kvd_refuse(
-                        why, -errno,
+                        why, negative_errno(),
                         "%s: cannot be given to group %u: %s; add the daemon's user to it", path,
                         group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
-                return kvd_refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
+                return kvd_refuse(why, negative_errno(), "%s: cannot listen: %s", path,
+                                  strerror(errno));
         return 0;
 }
 
@@ -171,7 +173,7 @@ static int become(struct listener *listener, const struct identity *who, struct 
         if (r < 0 || who->stays)
                 return r;
         if (sys->listen(listener->fd, BACKLOG) < 0)
-                return kvd_refuse(why, -errno, "cannot listen: %s", strerror(errno));
+                return kvd_refuse(why, negative_errno(), "cannot listen: %s", strerror(errno));
         return 0;
 }
 

@@ -34,12 +34,12 @@ static int open_pidfd(int socket, pid_t pid, int *ret) {
         if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, ret, &n) == 0)
                 return 0;
         if (errno != ENOPROTOOPT)
-                return -errno;
+                return negative_errno();
         *ret = -1;
         if (pid == 0)
                 return 0;
         *ret = sys->pidfd_open(pid);
-        return *ret < 0 ? -errno : 0;
+        return *ret < 0 ? negative_errno() : 0;
 }
 
 /* Since Linux 6.9 a pidfd has an inode number that no other process ever gets. */
@@ -95,7 +95,7 @@ int peer_get(int socket, struct peer *ret) {
         int r;
 
         if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &n) < 0)
-                return -errno;
+                return negative_errno();
         ret->pid = credentials.pid;
         ret->uid = credentials.uid;
         r = open_pidfd(socket, credentials.pid, &ret->pidfd);

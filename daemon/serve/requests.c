@@ -212,11 +212,11 @@ static int has_room(struct client *c) {
                 return 1;
         r = sys->poll(&p, 1, 0);
         if (r < 0)
-                return errno == EINTR ? 0 : -errno;
+                return errno == EINTR ? 0 : negative_errno();
         if (!(p.revents & POLLOUT))
                 return 0;
         if (sys->getsockopt(c->socket.fd, SOL_SOCKET, SO_SNDBUF, &buffer, &n) < 0)
-                return -errno;
+                return negative_errno();
         c->room = buffer / 2;
         return 1;
 }

@@ -89,7 +89,7 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
                 return r;
         server->spare = sys->eventfd(0, EFD_CLOEXEC);
         if (server->spare < 0)
-                return -errno;
+                return negative_errno();
         r = worker_new(config, loop, store, &server->worker);
         if (r == 0 && store_has_exporter(store))
                 r = exporter_new(config, loop, store, server->worker, &server->exporter);

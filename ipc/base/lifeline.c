@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 
 /* Destroying the context of a process that maps a whole GPU takes a second or two. */
 #define DELAY_NS UINT64_C(10000000000)
@@ -21,7 +22,7 @@ int lifeline_new(int *reading, int *writing) {
         int ends[2];
 
         if (sys->pipe(ends, O_CLOEXEC | O_NONBLOCK) < 0)
-                return -errno;
+                return negative_errno();
         *reading = ends[0];
         *writing = ends[1];
         return 0;
@@ -33,7 +34,7 @@ int lifeline_reopen(int reading) {
 
         snprintf(path, sizeof path, "/proc/self/fd/%d", reading);
         fd = sys->open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-        return fd < 0 ? -errno : fd;
+        return fd < 0 ? negative_errno() : fd;
 }
 
 uint64_t lifeline_delay_ns(int fd) {

@@ -40,7 +40,7 @@ int shared_file_for_reading(int fd) {
         twin = sys->open(path, O_RDONLY | O_CLOEXEC);
         if (twin >= 0)
                 return twin;
-        return errno == ENOENT || errno == ENOTDIR ? -ENOSYS : -errno;
+        return errno == ENOENT || errno == ENOTDIR ? -ENOSYS : negative_errno();
 }
 
 /* After an error, *f owns what was created before it. */
@@ -50,17 +50,17 @@ static int make(struct shared_file *f, const char *name, unsigned flags) {
 
         f->fd = open_memory(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
         if (f->fd < 0 || sys->fchmod(f->fd, 0600) < 0 || sys->ftruncate(f->fd, (off_t)f->bytes) < 0)
-                return -errno;
+                return negative_errno();
         if (flags & SHARED_MAPPED) {
                 void *at = sys->mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0);
 
                 if (at == MAP_FAILED)
-                        return -errno;
+                        return negative_errno();
                 f->at = at;
         }
         if (sys->add_seals(f->fd, flags & SHARED_ONE_WRITER ? seals | F_SEAL_FUTURE_WRITE : seals) <
             0)
-                return -errno;
+                return negative_errno();
         if (flags & SHARED_TWIN)
                 f->fd_ro = shared_file_for_reading(f->fd);
         return flags & SHARED_TWIN ? MIN(f->fd_ro, 0) : 0;
@@ -131,7 +131,7 @@ int shared_file_map(int fd, uint64_t bytes, int prot, void **ret) {
                 return -EPROTO;
         at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
         if (at == MAP_FAILED)
-                return -errno;
+                return negative_errno();
         *ret = at;
         return 0;
 }

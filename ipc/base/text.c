@@ -113,14 +113,14 @@ int kvd_word_index(const char *words, const char *word) {
 int kvd_flush_output(FILE *to) {
         int error = !ferror(to) ? 0 : write(fileno(to), "\n", 1) < 0 ? errno : EIO;
 
-        return fflush(to) != 0 ? -errno : -error;
+        return fflush(to) != 0 ? negative_errno() : -error;
 }
 
 /* If the stream was closed from the start (>&-), that is an error only if something was printed. */
 int kvd_end_output(FILE *to) {
         int r = kvd_flush_output(to);
 
-        return fclose(to) != 0 && errno != EBADF && r == 0 ? -errno : r;
+        return fclose(to) != 0 && errno != EBADF && r == 0 ? negative_errno() : r;
 }
 
 /* ---- width ----------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 
 /* The few macros that every file may use. */
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -54,6 +55,11 @@ static inline void closep(int *fd) {
 
 static inline void freep(void *p) {
         free(*(void **)p);
+}
+
+/* -errno after a call failed. Compilers and analyzers see that it is less than 0. */
+static inline int negative_errno(void) {
+        return errno > 0 ? -errno : -EIO;
 }
 
 /* Smallest power of two that is at least n; n up to 2^63. */

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 
 #include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 #include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
@@ -86,7 +87,7 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
                           space->ix->segment_bytes);
 
         if (to > from && sys->fallocate(segment->file.fd, 0, (off_t)from, (off_t)(to - from)) < 0)
-                return -errno;
+                return negative_errno();
         return 0;
 }
 

@@ -16,6 +16,7 @@
 
 #include "ipc/base/lifeline.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 #include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
@@ -91,7 +92,7 @@ int worker_inherit(struct space *space) {
         int r;
 
         if (ended < 0)
-                return -errno;
+                return negative_errno();
         r = shared_file_new("kvd-pins", kvd_pinpage_bytes(space->ix->capacity), 0, &page);
         if (r == 0)
                 r = attachment_inherit(space, &nobody, &page.fd, &ended);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 #include "store/account.h"
 #include "store/file/bring.h"
 
@@ -156,7 +157,7 @@ static int make(struct space *space, size_t bytes, struct bringing **ret) {
         b = sys->calloc(1, bytes);
         r = b ? sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
         if (r < 0) {
-                r = b ? -errno : -ENOMEM;
+                r = b ? negative_errno() : -ENOMEM;
                 free(b);
                 discharge(space, bytes);
                 return store_refuse(space_store(space), r,

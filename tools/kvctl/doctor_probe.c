@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ipc/base/util.h"
 #include "tools/kvctl/doctor.h"
 
 void found(struct finding *f, enum health health, const char *format, ...) {
@@ -86,7 +87,7 @@ int probe_other(void (*function)(int socket, uint32_t device), uint32_t device) 
         pid_t pid;
 
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
-                return -errno;
+                return negative_errno();
         pid = fork();
         if (pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -112,7 +112,7 @@ static int bind_path(int fd, const struct address *a) {
 
         if (is_left_over(a))
                 unlink(a->un.sun_path);
-        r = bind(fd, &a->any, a->size) < 0 ? -errno : 0;
+        r = bind(fd, &a->any, a->size) < 0 ? negative_errno() : 0;
         umask(mask);
         return r;
 }
@@ -123,7 +123,7 @@ static int bind_to(int fd, const struct address *a) {
         if (a->any.sa_family == AF_UNIX)
                 return bind_path(fd, a);
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        return bind(fd, &a->any, a->size) < 0 ? -errno : 0;
+        return bind(fd, &a->any, a->size) < 0 ? negative_errno() : 0;
 }
 
 /* With the port that the kernel chose, if it did. */
@@ -147,11 +147,11 @@ int listener_open(const char *text, bool everybody, struct listener *ret, struct
         if (r < 0)
                 return r;
         ret->fd = socket(a.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        r = ret->fd < 0 ? -errno : bind_to(ret->fd, &a);
+        r = ret->fd < 0 ? negative_errno() : bind_to(ret->fd, &a);
         if (r == 0 && a.any.sa_family == AF_UNIX)
                 strcpy(ret->path, a.un.sun_path);
         if (r == 0 && listen(ret->fd, BACKLOG) < 0)
-                r = -errno;
+                r = negative_errno();
         if (r < 0) {
                 listener_close(ret);
                 return kvd_refuse(why, r, "cannot listen at %s: %s", text, strerror(-r));

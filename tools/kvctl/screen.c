@@ -165,7 +165,7 @@ int screen_poll(struct screen *screen, struct pollfd *fds, size_t n, double seco
                 if (r >= 0)
                         return r;
                 if (errno != EINTR)
-                        return -errno;
+                        return negative_errno();
                 if (suspend_asked)
                         suspend(screen);
                 if (resized) {

@@ -35,7 +35,7 @@ int profile_open(const char *path, struct profile *ret) {
         FILE *out = fopen(path, "ae");
 
         if (!out)
-                return refuse(-errno, "cannot write %s: %s", path, strerror(errno));
+                return refuse(negative_errno(), "cannot write %s: %s", path, strerror(errno));
         *ret = (struct profile){.out = out};
         return 0;
 }

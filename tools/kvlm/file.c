@@ -24,13 +24,13 @@ int map_file(const char *directory, const char *name, struct mapping *ret) {
                 return refuse(-ENOMEM, "out of memory");
         fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0 || fstat(fd, &st) < 0)
-                return refuse(-errno, "cannot open %s: %s", path, strerror(errno));
+                return refuse(negative_errno(), "cannot open %s: %s", path, strerror(errno));
         if (!S_ISREG(st.st_mode) || st.st_size == 0)
                 return refuse(-EINVAL, "%s is %s", path,
                               S_ISREG(st.st_mode) ? "empty" : "not a regular file");
         data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (data == MAP_FAILED)
-                return refuse(-errno, "cannot map %s: %s", path, strerror(errno));
+                return refuse(negative_errno(), "cannot map %s: %s", path, strerror(errno));
         ret->data = data;
         ret->size = (size_t)st.st_size;
         return 0;
@@ -62,7 +62,7 @@ static int read_all(FILE *f, char **ret, size_t *ret_size) {
                 size += n;
         }
         if (ferror(f))
-                return errno ? -errno : -EIO;
+                return negative_errno();
         data[size] = '\0';
         *ret_size = size;
         *ret = STEAL(data);
@@ -74,7 +74,7 @@ int read_file(const char *path, char **ret, size_t *ret_size) {
         int r;
 
         if (!f)
-                return refuse(-errno, "cannot open %s: %s", path, strerror(errno));
+                return refuse(negative_errno(), "cannot open %s: %s", path, strerror(errno));
         r = read_all(f, ret, ret_size);
         if (f != stdin)
                 fclose(f);

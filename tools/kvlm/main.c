@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "ipc/base/text.h"
+#include "ipc/base/util.h"
 #include "tools/kvlm/cache.h"
 #include "tools/kvlm/device_place.h"
 #include "tools/kvlm/diffuse_main.h"
@@ -220,7 +221,8 @@ static int open_input_output(struct parts *p) {
         if (o->logits) {
                 p->logits = fopen(o->logits, "we");
                 if (!p->logits)
-                        return refuse(-errno, "cannot write %s: %s", o->logits, strerror(errno));
+                        return refuse(negative_errno(), "cannot write %s: %s", o->logits,
+                                      strerror(errno));
         }
         return prompts_open(o, p->tokenizer, p->model->config.vocab, &p->prompts);
 }

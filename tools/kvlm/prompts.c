@@ -44,7 +44,8 @@ int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uin
         if (r == 0 && o->prompts) {
                 p->lines = strcmp(o->prompts, "-") == 0 ? stdin : fopen(o->prompts, "re");
                 if (!p->lines)
-                        r = refuse(-errno, "cannot open %s: %s", o->prompts, strerror(errno));
+                        r = refuse(negative_errno(), "cannot open %s: %s", o->prompts,
+                                   strerror(errno));
         }
         if (r < 0) {
                 prompts_close(p);

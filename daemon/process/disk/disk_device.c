@@ -53,7 +53,7 @@ static int transfer(int fd, const struct disk_io *io, bool writes) {
                 if (n < 0 && errno == EINTR)
                         continue;
                 if (n < 0)
-                        return -errno;
+                        return negative_errno();
                 done += (uint64_t)n;
                 if (n > 0 && n % DISK_SECTOR == 0)
                         continue;
@@ -119,7 +119,7 @@ static void take_one(struct device *d, struct io_uring_cqe *cqe, struct disk_io 
 
         io->error = n == (int)io->bytes                         ? 0 :
                     n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fd, io, writes) :
-                                                                  -errno;
+                                                                  negative_errno();
         io_uring_cqe_seen(&d->ring, cqe);
         d->in_ring--;
 }
@@ -159,7 +159,7 @@ static struct disk_io *end(struct disk *disk) {
 static int flush(struct disk *disk) {
         struct device *d = container_of(disk, struct device, disk);
 
-        return sys->fdatasync(d->fd) < 0 ? -errno : 0;
+        return sys->fdatasync(d->fd) < 0 ? negative_errno() : 0;
 }
 
 /* Uses large pages, and registers the memory to save look-ups by the kernel, where allowed. */
@@ -216,7 +216,7 @@ int device_fill(int fd, uint64_t bytes, uint64_t *done) {
         int r;
 
         if (fstat(fd, &st) < 0)
-                return -errno;
+                return negative_errno();
         *done = bytes;
         if (S_ISBLK(st.st_mode))
                 return 0;

@@ -94,7 +94,7 @@ static _Noreturn void become_kvd(const struct keeper *k) {
         r = kept_hand_over(&k->kept);
         if (r == 0) {
                 execv(k->program, k->arguments);
-                r = -errno;
+                r = negative_errno();
         }
         log_error("%s: cannot be started: %s", k->program, strerror(-r));
         _exit(FAILED);
@@ -110,7 +110,7 @@ static void start(struct keeper *k) {
         k->oom_kills = memory_oom_kills("");
         if (r == 0) {
                 k->pid = fork();
-                r = k->pid < 0 ? -errno : 0;
+                r = k->pid < 0 ? negative_errno() : 0;
         }
         if (r < 0) {
                 log_error("no kvd can be started: %s", strerror(-r));
@@ -301,9 +301,9 @@ static int open_signals(struct keeper *k) {
         sigaddset(&set, SIGUSR2);
         sigaddset(&set, SIGCHLD);
         if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
-                return -errno;
+                return negative_errno();
         k->signals.fd = sys->signalfd(&set, SFD_CLOEXEC | SFD_NONBLOCK);
-        return k->signals.fd < 0 ? -errno : 0;
+        return k->signals.fd < 0 ? negative_errno() : 0;
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */

@@ -31,7 +31,7 @@ int kept_init(struct kept *kept) {
 
         *kept = (struct kept){0};
         if (close_range(KEPT_FIRST, ~0U, 0) < 0 || getrlimit(RLIMIT_NOFILE, &limit) < 0)
-                return -errno;
+                return negative_errno();
         if (limit.rlim_cur < 2 * KEPT_FIRST)
                 return -EMFILE;
         kept->max = (uint32_t)MIN(limit.rlim_cur - KEPT_FIRST - SPARE, NAMES_MAX / 2);
@@ -59,7 +59,7 @@ int kept_add(struct kept *kept, const char *name, int fd) {
         if (r == 0)
                 to = fcntl(fd, F_DUPFD_CLOEXEC, KEPT_FIRST + (int)kept->n);
         if (r == 0 && to < 0)
-                r = -errno;
+                r = negative_errno();
         close(fd);
         if (r < 0)
                 return r;
@@ -106,7 +106,7 @@ static int tell(const struct kept *kept) {
         snprintf(number, sizeof number, "%d", getpid());
         setenv("LISTEN_PID", number, 1);
         snprintf(number, sizeof number, "%u", kept->max);
-        return setenv("FDSTORE", number, 1) < 0 ? -errno : 0;
+        return setenv("FDSTORE", number, 1) < 0 ? negative_errno() : 0;
 }
 
 int kept_hand_over(const struct kept *kept) {
@@ -114,7 +114,7 @@ int kept_hand_over(const struct kept *kept) {
 
         for (int i = 0; i < n; i++)
                 if (dup2(KEPT_FIRST + i, FIRST_HANDED + i) < 0)
-                        return -errno;
+                        return negative_errno();
         close_range((unsigned)(FIRST_HANDED + n), ~0U, 0);
         return tell(kept);
 }

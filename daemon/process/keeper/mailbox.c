@@ -44,7 +44,7 @@ static int make_folder(struct mailbox *box) {
         }
         if (!mkdtemp(box->folder)) {
                 box->folder[0] = 0;
-                return -errno;
+                return negative_errno();
         }
         snprintf(box->path, sizeof box->path, "%s/notify", box->folder);
         return 0;
@@ -61,7 +61,7 @@ static int open_in_folder(struct mailbox *box) {
         box->fd = sys->socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (box->fd < 0 || sys->setsockopt(box->fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0 ||
             sys->bind(box->fd, kvd_address_of(&address), address.size) < 0)
-                return -errno;
+                return negative_errno();
         return 0;
 }
 
@@ -114,7 +114,7 @@ static ssize_t receive(int fd, char *text, struct brought *brought, int *flags) 
         *brought = (struct brought){0};
         *flags = m.msg_flags;
         if (n < 0)
-                return -errno;
+                return negative_errno();
         take_control(&m, brought);
         return n;
 }

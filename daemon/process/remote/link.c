@@ -56,9 +56,9 @@ static int connect_to(struct link *link, const struct address *to) {
         int r, one = 1;
 
         if (fd < 0)
-                return -errno;
+                return negative_errno();
         sys->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        r = sys->connect(fd, &to->any, to->size) < 0 && errno != EINPROGRESS ? -errno : 0;
+        r = sys->connect(fd, &to->any, to->size) < 0 && errno != EINPROGRESS ? negative_errno() : 0;
         if (r < 0) {
                 close(fd);
                 return r;

@@ -72,7 +72,7 @@ static int prepare(struct lookup *l) {
                 return 0;
         l->ended = sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (l->ended < 0)
-                return -errno;
+                return negative_errno();
         if (caller_new(&l->caller) == 0)
                 return 0;
         close(l->ended);

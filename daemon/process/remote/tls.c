@@ -71,7 +71,7 @@ static int read_contents(int fd, const char *setting, struct contents *c, struct
         c->data = sys->calloc(1, (size_t)st.st_size + 1);
         n = c->data ? pread(fd, c->data, (size_t)st.st_size, 0) : -1;
         if (n < 0)
-                return kvd_refuse(why, -errno, "%s: %s", setting, strerror(errno));
+                return kvd_refuse(why, negative_errno(), "%s: %s", setting, strerror(errno));
         c->n = (size_t)n;
         c->pem = BIO_new_mem_buf(c->data, (int)n);
         ERR_clear_error();

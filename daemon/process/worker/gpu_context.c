@@ -140,8 +140,8 @@ int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t 
         int r;
 
         if (page == MAP_FAILED)
-                return kvd_refuse(&d->why, -errno, "the semaphore page cannot be mapped: %s",
-                                  strerror(errno));
+                return kvd_refuse(&d->why, negative_errno(),
+                                  "the semaphore page cannot be mapped: %s", strerror(errno));
         r = wake_all(d, page, bytes, words, n);
         munmap(page, bytes);
         return r;

@@ -120,7 +120,8 @@ static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const ch
                 return kvd_refuse(&s->why, -EPROTO, "%s is shorter than announced", what);
         at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
         if (at == MAP_FAILED)
-                return kvd_refuse(&s->why, -errno, "%s of %llu bytes cannot be mapped: %s", what,
+                return kvd_refuse(&s->why, negative_errno(),
+                                  "%s of %llu bytes cannot be mapped: %s", what,
                                   (unsigned long long)bytes, strerror(errno));
         memcpy(ret, &at, sizeof at);
         return 0;
@@ -183,7 +184,8 @@ static int reserve(struct spaces *s, struct worker_space *w) {
                 return reserve_on_device(s, w, bytes);
         at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED)
-                return kvd_refuse(&s->why, -errno, "no address space for a pool of %llu bytes",
+                return kvd_refuse(&s->why, negative_errno(),
+                                  "no address space for a pool of %llu bytes",
                                   (unsigned long long)bytes);
         w->base = at;
         w->reserved = bytes;
@@ -245,8 +247,8 @@ static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number
                 return kvd_refuse(&s->why, -EPROTO, "segment %u is shorter than announced", number);
         if (sys->mmap(w->base + number * bytes, bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return kvd_refuse(&s->why, -errno, "segment %u cannot be mapped: %s", number,
-                                  strerror(errno));
+                return kvd_refuse(&s->why, negative_errno(), "segment %u cannot be mapped: %s",
+                                  number, strerror(errno));
         return 0;
 }
 
