@@ -506,6 +506,15 @@ static void feed_watchdog(struct loop_timer *timer) {
         loop_timer_set(d->loop, timer, sys_now_ns() + d->notify.watchdog_ns / 2);
 }
 
+/* The keeper counts from that time for how long it has served. */
+static void say_ready(const struct daemon *d) {
+        char state[80];
+
+        snprintf(state, sizeof state, "READY=1\nSTATUS=Serving\nMONOTONIC_USEC=%" PRIu64,
+                 sys_now_ns() / 1000);
+        notify_send(&d->notify, state, NOTIFY_WAIT_MS);
+}
+
 int daemon_run(struct daemon *d) {
         int r;
 
@@ -513,7 +522,7 @@ int daemon_run(struct daemon *d) {
         d->watchdog.fire = feed_watchdog;
         if (d->notify.watchdog_ns)
                 feed_watchdog(&d->watchdog);
-        notify_send(&d->notify, "READY=1\nSTATUS=Serving", NOTIFY_WAIT_MS);
+        say_ready(d);
         r = d->ending ? 0 : loop_run(d->loop);
         notify_send(&d->notify, "STOPPING=1", NOTIFY_WAIT_MS);
         if (r < 0)

@@ -213,9 +213,19 @@ static void keep(struct keeper *k, const char *name, int fd) {
                 log_limited(LOG_WARNING, "'%s' is not kept: %s", name, strerror(-r));
 }
 
-static void became_ready(struct keeper *k) {
+/* When it says that it became ready: on a busy machine, that may be long ago. */
+static uint64_t ready_since(const struct mail *mail) {
+        uint64_t now = sys_now_ns(), then;
+        char usec[24];
+
+        mail_value(mail, "MONOTONIC_USEC", usec, sizeof usec);
+        then = strtoull(usec, NULL, 10) * 1000;
+        return then && then < now ? then : now;
+}
+
+static void became_ready(struct keeper *k, const struct mail *mail) {
         if (!k->ready_ns)
-                k->ready_ns = sys_now_ns();
+                k->ready_ns = ready_since(mail);
         k->was_ready = true;
         if (k->ready_fd >= 0 && write(k->ready_fd, "\n", 1) < 0)
                 log_warning("--ready-fd: %s", strerror(errno));
@@ -226,7 +236,7 @@ static void became_ready(struct keeper *k) {
 /* STOPPING=1 is passed on only if the keeper ends, too. */
 static void pass_on(struct keeper *k, const struct mail *mail) {
         if (mail_has(mail, "READY=1"))
-                became_ready(k);
+                became_ready(k, mail);
         if (!mail_has(mail, "STOPPING=1") || k->ending)
                 notify_send(&k->above, mail->text, NOTIFY_WAIT_MS);
 }

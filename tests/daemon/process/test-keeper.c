@@ -256,6 +256,19 @@ static void script_loop(long start) {
         crash();
 }
 
+/* It has served for long enough, but its keeper hears that late. */
+static void script_heard_late(long start) {
+        struct timespec now;
+        char state[80];
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        snprintf(state, sizeof state, "READY=1\nMONOTONIC_USEC=%lld", (now.tv_sec - 1) * 1000000LL);
+        say(state);
+        if (start == 15)
+                verdict(true);
+        crash();
+}
+
 static void script_status(long start) {
         _exit(3);
 }
@@ -267,7 +280,7 @@ static const struct {
                {"too-many", script_too_many}, {"hostile", script_hostile},
                {"poison", script_poison},     {"loop", script_loop},
                {"status", script_status},     {"starved", script_starved},
-               {"killed", script_killed}};
+               {"killed", script_killed},     {"heard-late", script_heard_late}};
 
 static _Noreturn void run_script(const char *name) {
         struct kvd_address address;
@@ -404,6 +417,12 @@ START_TEST(a_crash_loop_ends) {
         ck_assert_int_eq(keep_script("loop"), 128 + SIGKILL);
         ck_assert_int_eq(starts(), 10);
         ck_assert_uint_eq(folders_left(), 0);
+}
+END_TEST
+
+START_TEST(a_busy_keeper_does_not_give_up) {
+        ck_assert_int_eq(keep_script("heard-late"), 0);
+        ck_assert_int_eq(starts(), 15);
 }
 END_TEST
 
@@ -614,7 +633,7 @@ SUITE("keeper", WHEN(argc == 3 && strcmp(argv[1], "--script") == 0, run_script(a
       TESTS(kept_descriptors_come_back, twenty_thousand_descriptors, one_too_many_is_not_kept,
             only_its_own_daemon_is_believed, a_deadly_descriptor_is_dropped,
             a_cache_that_does_not_fit_into_the_cgroup_is_dropped, kills_by_others_cost_nothing,
-            a_crash_loop_ends, a_failed_start_is_not_repeated),
+            a_crash_loop_ends, a_busy_keeper_does_not_give_up, a_failed_start_is_not_repeated),
       TESTS(kvd_comes_back, connections_wait, an_upgrade, a_clean_end_is_the_end,
             a_wrong_configuration, kvd_goes_on_without_its_keeper,
             a_private_one_ends_with_its_keeper, the_keeper_maps_nothing, states_are_passed_on),
