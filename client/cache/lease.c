@@ -74,7 +74,7 @@ static int check(const struct kvd_space *space, uint32_t n_tokens) {
 int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
               uint32_t timeout_ms) {
         uint64_t deadline_ns = sys_now_ns() + timeout_ms * UINT64_C(1000000);
-        struct kvd_msg_lease_reply reply;
+        struct kvd_msg_lease_reply reply = {0};
         int r = check(space, n_tokens);
         bool waited = false;
 

@@ -9,6 +9,7 @@
  * repeat the request, because our blocks are still ours.
  */
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -189,9 +190,10 @@ static int hold_and_map(const struct piece *p, const kvd_ref *now, bool own_last
  */
 static int seal_once(const struct piece *p) {
         kvd_ref own[PIECE_BLOCKS], now[PIECE_BLOCKS], last = ref_of(&p->blocks[p->n_blocks - 1]);
-        bool held = false, in_doubt;
+        bool held = false, in_doubt = false;
         int r;
 
+        assert(p->n_blocks && p->n_blocks <= PIECE_BLOCKS);
         for (uint32_t i = 0; i < p->n_blocks; i++)
                 own[i] = ref_of(&p->blocks[i]);
         atomic_fetch_add(&p->view->words[kvd_ref_id(last)].pins, 1);
@@ -203,7 +205,7 @@ static int seal_once(const struct piece *p) {
                 unpin_block(p->view, kvd_ref_id(last));
         if (in_doubt)
                 withdraw(p);
-        if (r < 0)
+        if (r != 0)
                 return r;
         extend_pin(p, now[p->n_blocks - 1]);
         count_sealed(p, own, now);

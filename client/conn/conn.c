@@ -123,7 +123,7 @@ static void keep_peer(struct conn *c, const struct kvd_msg_attach_reply *peer) {
 
 static int ask_for_lifeline(struct conn *c, uint64_t deadline_ns) {
         struct kvd_msg_lifeline request;
-        struct kvd_fds fds;
+        struct kvd_fds fds = {0};
         int r = lifeline_process(&request.process);
 
         if (r == 0)

@@ -51,7 +51,7 @@ int server_user_find(const char *name, struct server_user *ret) {
         const char *stated = name && *name ? name : secure_getenv("KVD_SERVER_USER");
 
         *ret = (struct server_user){.stated = stated && *stated};
-        if (!ret->stated || is_number(stated, &ret->uid) || is_known(stated, &ret->uid))
+        if (!stated || !*stated || is_number(stated, &ret->uid) || is_known(stated, &ret->uid))
                 return 0;
         return client_fail(-EINVAL,
                            "no user is called \"%s\": name the kvd's user or give its number",

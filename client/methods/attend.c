@@ -171,7 +171,7 @@ int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_ta
                 uint32_t position = t->first + i;
                 uint64_t slot = position % tokens * l.at.token_stride;
 
-                if (position / tokens != last)
+                if (!block || position / tokens != last)
                         r = find_filling(l.view, t->blocks[position / tokens], &block);
                 if (r < 0)
                         break;

@@ -239,7 +239,7 @@ static int sample_call(struct kvd_space *space, const struct view *view, uint32_
 static int wait_for_sample(struct kvd_space *space, struct view *view, uint64_t ticket) {
         struct kvd_msg_sample_done request = {view->handle, ticket};
         uint64_t deadline = sys_now_ns() + SAMPLE_NS;
-        struct kvd_msg_sample_done_reply reply;
+        struct kvd_msg_sample_done_reply reply = {0};
         const struct timespec pause = {0, LOOK_AGAIN_NS};
 
         do {
@@ -268,7 +268,7 @@ static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view
 static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, uint32_t n,
                        const struct kvd_block *blocks, uint32_t n_tokens) {
         struct kvd_msg_sample request = {.space = view->handle, .r = r, .tokens = n_tokens};
-        struct kvd_msg_sample_reply reply;
+        struct kvd_msg_sample_reply reply = {0};
         kvd_ref refs[4096];
         int result;
 

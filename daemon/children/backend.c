@@ -77,7 +77,7 @@ static int find_device(struct backend *b, uint32_t number) {
 
 static int describe(struct backend *b) {
         char name[100] = "", uuid[KVD_UUID_TEXT];
-        size_t bytes;
+        size_t bytes = 0;
         int r;
 
         r = check(b, b->cuda->cuDeviceGetName(name, sizeof name, b->ordinal), "cuDeviceGetName");
@@ -104,7 +104,7 @@ static int probe_vmm(struct backend *b) {
                                            .handle_types = CU_HANDLE_POSIX_FD,
                                            .location = {CU_LOCATION_DEVICE, b->ordinal}};
         size_t bytes = 0;
-        cu_memory memory;
+        cu_memory memory = 0;
         int fd = -1, r;
 
         r = check(b,

@@ -84,7 +84,7 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
 
 static int attach_space(struct client *c, struct space *space, struct call *call) {
         struct kvd_msg_space_reply *m = &call->reply.space_reply;
-        struct attachment *attachment;
+        struct attachment *attachment = NULL;
         int r;
 
         r = client_add_space(c, space, &m->space);

@@ -8,6 +8,7 @@
 
 #include "daemon/serve/seats.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -73,6 +74,7 @@ static struct user *find_user(struct seats *s, uint32_t uid) {
                 if (!u->n_connections && (!best || u->turns.cost_ns < best->turns.cost_ns))
                         best = u;
         }
+        assert(best); /* there are more users than connections */
         *best = (struct user){.uid = uid};
         return best;
 }

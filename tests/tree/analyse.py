@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Does clang's static analyzer find anything in ipc, kernels and store?
+"""Does clang's static analyzer find anything?
 
     tests/tree/analyse.py BUILD [PATTERN]     analyses BUILD's sources, or those whose path contains PATTERN
     tests/tree/analyse.py --self-test
@@ -29,7 +29,7 @@ ANALYSER = ["--analyze", "-Xclang", "-analyzer-output=text", "-Xclang", "-analyz
             "-Xclang", "-analyzer-disable-checker=security.insecureAPI.DeprecatedOrUnsafeBufferHandling",
             # These do not know __attribute__((cleanup)).
             "-Xclang", "-analyzer-disable-checker=unix.Malloc,deadcode.DeadStores"]
-ROOMS = ("/ipc/", "/kernels/", "/store/")
+ROOMS = ("/client/", "/daemon/", "/ipc/", "/kernels/", "/store/", "/tools/")
 KEPT = re.compile(r"-[DIU].*|-std=.*|-pthread|-m.*|-isystem.*")
 
 

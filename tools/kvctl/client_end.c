@@ -130,7 +130,7 @@ static int look_at_kept(struct kvctl *kvctl, const struct kvd_msg_client_end *re
 int verb_client_end(struct kvctl *kvctl, struct answer *answer) {
         struct table *t = ANSWER_RECORD(answer, "client", end_columns);
         struct kvd_msg_client_end request = {.domain = kvctl_domain(kvctl)};
-        struct kvd_msg_client_end_reply reply;
+        struct kvd_msg_client_end_reply reply = {0};
         uint64_t pinned = 0, bytes = 0;
         int r = t ? parse(kvctl, &request.client) : kvctl_out_of_memory(kvctl);
 

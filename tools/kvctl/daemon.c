@@ -68,7 +68,7 @@ static void fill_daemon(struct table *t, const struct conn *conn, const struct m
 int add_daemon(struct kvctl *kvctl, struct answer *answer) {
         _cleanup_(maps_clear) struct maps maps = {0};
         struct kvd_msg_daemon_info request = {};
-        struct kvd_msg_daemon_info_reply info;
+        struct kvd_msg_daemon_info_reply info = {0};
         struct map_sums bytes;
         struct table *t;
         int r = maps_read(kvctl, false, &maps);

@@ -94,16 +94,17 @@ static const char *not_shared(const json_t *config) {
 static int take(const char *path, const json_t *config, struct model_config *ret,
                 struct kvd_why *why) {
         const char *other = not_shared(config);
+        uint32_t n_heads = number(config, heads);
 
         if (other)
                 return kvd_refuse(why, -EOPNOTSUPP,
                                   "%s: layers with %s; engines share full attention only", path,
                                   other);
         ret->layers = number(config, layers);
-        ret->kv_heads = number(config, kv_heads) ?: number(config, heads);
+        ret->kv_heads = number(config, kv_heads) ?: n_heads;
         ret->head_dim = number(config, head_dims);
-        if (!ret->head_dim && number(config, heads))
-                ret->head_dim = number(config, widths) / number(config, heads);
+        if (!ret->head_dim && n_heads)
+                ret->head_dim = number(config, widths) / n_heads;
         if (ret->layers && ret->kv_heads && ret->head_dim)
                 return 0;
         return kvd_refuse(why, -EINVAL, "%s does not say how many %s the model has", path,

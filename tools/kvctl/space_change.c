@@ -135,7 +135,7 @@ int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]),
                                         .domain = kvctl_domain(kvctl),
                                         .create = 2};
-        struct kvd_msg_space_reply reply;
+        struct kvd_msg_space_reply reply = {0};
         int r = check_name(kvctl);
 
         if (r == 0)

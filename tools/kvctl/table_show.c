@@ -228,6 +228,8 @@ int table_print(const struct table *table, const struct screen *screen) {
         }
         if (l.failed)
                 return -ENOMEM;
+        if (l.n == 0)
+                return 0;
         measure(&l);
         divide(&l, screen->width);
         print_parts(&l, screen);

@@ -9,6 +9,7 @@
 
 #include "tools/kvlm/diffuse.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -126,6 +127,7 @@ static int open_entry(struct diffusion *run) {
                        run->entry_depth, &run->entry);
         if (r < 0)
                 return r;
+        assert(run->entry);
         result->found = MIN(run->entry->n_found, result->depth);
         result->made = run->entry->n_made;
         result->reused_tokens = result->found == result->depth ? run->request->n_prefix : 0;

@@ -291,7 +291,7 @@ static int print_tokens(const struct parts *p) {
         _cleanup_(freep) uint32_t *ids = NULL;
         _cleanup_(freep) char *text = NULL;
         size_t size;
-        uint32_t n;
+        uint32_t n = 0;
         int r = read_file(p->options.tokenize, &text, &size);
 
         if (r == 0)

@@ -83,7 +83,7 @@ void prompts_region(const struct prompts *p, uint32_t *length, uint32_t *steps) 
 static int encode_split(struct prompts *p, const char *document, size_t document_size,
                         const char *text, size_t size, uint32_t **ids, uint32_t *n) {
         _cleanup_(freep) uint32_t *rest = NULL, *prefix = NULL;
-        uint32_t n_rest, n_prefix, *all;
+        uint32_t n_rest = 0, n_prefix = 0, *all;
         int r = tokenizer_encode(p->tokenizer, document, document_size, true, &prefix, &n_prefix);
 
         if (r == 0)

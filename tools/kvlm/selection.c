@@ -551,9 +551,9 @@ static int ask_sharing(struct pooled *p, const struct sets *sets) {
         uint64_t block_bytes = cache_options(p->s->cache)->shape.block_bytes;
         uint32_t n = (uint32_t)DIV_UP(bytes, block_bytes);
         struct kvd_block *blocks = calloc(n, sizeof *blocks);
-        int got = blocks ? kvd_alloc(p->space, n, blocks) : -ENOMEM;
+        int got = blocks ? kvd_alloc(p->space, n, blocks) : 0;
 
-        for (uint32_t i = 0; got == (int)n && i < n; i++)
+        for (uint32_t i = 0; blocks && got == (int)n && i < n; i++)
                 memcpy(blocks[i].data, (const uint8_t *)sets->bits + i * block_bytes,
                        MIN(block_bytes, bytes - i * block_bytes));
         if (got == (int)n && kvd_sequence_critical(p->table, n, blocks, sets->queries, sets->words,

@@ -58,14 +58,19 @@ static int hex_digit(char c) {
 static int unescape(const char *at, size_t left, char *to) {
         static const char codes[] = "nt\\", bytes[] = "\n\t\\";
         const char *code = left > 0 ? memchr(codes, *at, sizeof codes - 1) : NULL;
+        int high, low;
 
         if (code) {
                 *to = bytes[code - codes];
                 return 1;
         }
-        if (left < 3 || *at != 'x' || hex_digit(at[1]) < 0 || hex_digit(at[2]) < 0)
+        if (left < 3 || *at != 'x')
                 return -EINVAL;
-        *to = (char)(hex_digit(at[1]) << 4 | hex_digit(at[2]));
+        high = hex_digit(at[1]);
+        low = hex_digit(at[2]);
+        if (high < 0 || low < 0)
+                return -EINVAL;
+        *to = (char)(high << 4 | low);
         return 3;
 }
 

@@ -184,12 +184,13 @@ static void name_items(void) {
 static void put_those_that_lack(const struct kvd_fds *fds, uint64_t bytes) {
         struct records records = records_of(process.names, process.n);
         bool there[KVD_REMOTE_ITEMS];
+        uint32_t n = process.n;
 
-        look_for(process.names, process.n);
-        for (uint32_t i = 0; i < process.n; i++)
+        look_for(process.names, n);
+        for (uint32_t i = 0; i < n; i++)
                 there[i] = process.errors[i] == 0;
         map_blocks(fds, bytes);
-        for (uint32_t i = 0; i < process.n; i++)
+        for (uint32_t i = 0; i < n; i++)
                 if (there[i])
                         process.errors[i] = 0;
         process.dialect->put(&records);

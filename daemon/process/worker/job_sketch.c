@@ -288,10 +288,11 @@ static int do_forget(struct task *task) {
         struct sketch_use use;
         int r = sketch_open(task, &use);
 
-        if (r == 0)
+        if (r >= 0)
                 r = find_members(task, &members);
-        if (r == 0)
-                r = forget(&use, &members, false);
+        if (r < 0)
+                return r;
+        r = forget(&use, &members, false);
         return r < 0 ? r : forget(&use, &members, true);
 }
 
@@ -300,7 +301,7 @@ static int do_rebuild(struct task *task) {
         struct sketch_use use;
         int r = sketch_open(task, &use);
 
-        if (r == 0)
+        if (r >= 0)
                 r = find_members(task, &members);
         if (r < 0)
                 return r;

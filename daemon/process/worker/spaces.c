@@ -358,7 +358,7 @@ int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg,
         r = map_file(s, fds->fd[0], msg->bytes, PROT_READ | PROT_WRITE, "a sketch", &sketch->at);
         if (r < 0)
                 return r;
-        if (check_sketch(w, sketch->at, msg->bytes) < 0)
+        if (!sketch->at || check_sketch(w, sketch->at, msg->bytes) < 0)
                 return kvd_refuse(&s->why, -EPROTO, "a sketch that does not fit its space");
         s->sketch = STEAL(sketch);
         return 0;
