@@ -315,14 +315,18 @@ void space_put(struct kvd_space *space); /* for a tensor or the caller; the last
 
 /* lookup.c */
 
-/* Before n lookups: prefetches what they read of their first blocks, which have these tokens. */
+/* Before n lookups of objects: prefetches what they read of the first blocks with these words. */
 #define LOOKUP_AHEAD 16u
-void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins,
+void lookup_ahead(struct kvd_space *space, const uint32_t *words, const struct kvd_pin *pins,
                   uint32_t n);
 
-/* As kvd_lookup in group 0, but finds all or nothing. blocks has room for all. */
-int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
-                     uint32_t *blocks, struct kvd_pin *pin);
+/* As kvd_lookup, but finds an object by key, whole or not at all. blocks has room for all. */
+int64_t lookup_object(struct kvd_space *space, const uint32_t *words, uint32_t n_words,
+                      uint32_t *blocks, struct kvd_pin *pin);
+/* fetch.c: as kvd_fetch, of a chain of any group that is short enough for one request */
+int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
+                    uint32_t n_tokens, int *fd);
+
 /* true: the block is still sealed with this generation, and now pinned */
 bool pin_block(struct view *view, kvd_ref ref);
 static inline void unpin_block(struct view *view, uint32_t id) {

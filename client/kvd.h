@@ -231,7 +231,7 @@ struct kvd_pin {
         uint32_t generation; /* generation of that block */
         uint32_t n_blocks;   /* number of blocks in the chain */
         uint32_t n_tokens;   /* number of valid tokens in the chain */
-        uint32_t group;      /* layer group */
+        uint32_t group;      /* layer group; 65535: an object that was found by key */
         uint32_t n_below;    /* out: further tokens that kvd_fetch could load, see kvd_lookup */
         /* private: number of blocks posted behind the chain (kvd_post), and the last of them */
         uint32_t n_posted, posted, posted_generation;
@@ -424,22 +424,39 @@ void kvd_copy(void *to, const void *from, size_t bytes);
 /* ---- blocks by key --------------------------------------------------------------------------- */
 
 /*
- * For engines that identify objects by hashes, in a causal space of opaque blocks with vocab 0 and
- * block_tokens 4 to 8. A key is 4 * block_tokens (16 to 32) arbitrary bytes, and names an object of
+ * For engines that identify objects by hashes, in a causal space of opaque blocks with block_tokens
+ * of 4 or more, beside the chains of tokens in that space. A key is 32 arbitrary bytes, for example
+ * an SHA-256 (16 to 28 bytes, 4 * block_tokens, if block_tokens is 4 to 7), and names an object of
  * 1 to 1,024 blocks; the number must be the same whenever the key is used. An object is found
- * completely or not at all. Keys are compared in full, not only by hash.
+ * completely or not at all. Keys are compared in full, not only by hash. Key and salt together are
+ * the name: an engine with several groups of blocks, such as sliding windows and Mamba states,
+ * passes the group's number as salt. Lookups of tokens never find objects, whatever their keys, and
+ * lookups of keys never find chains of tokens. The vocabulary does not limit keys.
  *
  * kvd_lookup_keys looks up n_keys consecutive keys. blocks is [n_keys][blocks_per_key]; pins is
- * [n_keys], all empty. For each object found, its pin is filled (n_blocks is not 0) and its row of
- * blocks holds the ids; other rows are undefined. Returns the number of objects found. kvd_seal_key
- * publishes one object as kvd_seal does; blocks[i] may become the block of a process that was
- * first. -EINVAL: the space has no keys, a pin is not empty, or a count is out of range; nothing is
- * pinned then.
+ * [n_keys], all empty but for their salts. For each object found, its pin is filled (n_blocks is
+ * not 0) and its row of blocks holds the ids; other rows are undefined. Returns the number of
+ * objects found. n_below of a pin whose object was not found is not 0 if kvd_fetch_key could load
+ * the object. n_tokens of a pin counts the words of its blocks' keys.
+ *
+ * kvd_seal_key publishes one object as kvd_seal does, under pin->salt; blocks[i] may become the
+ * block of a process that was first. kvd_post_key publishes one as kvd_post does: without waiting,
+ * and the blocks remain readable under their own ids until kvd_free, even if another process was
+ * first. It returns the number of blocks posted; if that is less than n, the object will not be
+ * found, and the posted blocks can only be freed. kvd_fetch_key loads what the tiers below the pool
+ * have of one object of n blocks, as kvd_fetch does, and returns how many of its blocks are in the
+ * pool or on their way.
+ *
+ * -EINVAL: the space has no keys, a pin is not empty, or a count is out of range; nothing is pinned
+ * then. Other errors are those of kvd_seal, kvd_post and kvd_fetch.
  */
 int64_t kvd_lookup_keys(kvd_space *space, const void *keys, uint32_t n_keys,
                         uint32_t blocks_per_key, uint32_t *blocks, struct kvd_pin *pins);
 int kvd_seal_key(kvd_space *space, const void *key, uint32_t n, struct kvd_block *blocks,
                  struct kvd_pin *pin);
+int kvd_post_key(kvd_space *space, uint64_t salt, const void *key, uint32_t n,
+                 struct kvd_block *blocks);
+int64_t kvd_fetch_key(kvd_space *space, uint64_t salt, const void *key, uint32_t n, int *fd);
 
 /* ---- single flight (bidirectional prefixes) -------------------------------------------------- */
 

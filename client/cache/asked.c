@@ -22,7 +22,7 @@ static void put(struct view *view, uint64_t at, uint64_t word) {
 }
 
 static void put_keys(struct view *view, const struct lookup_note *note, uint64_t at, uint32_t n) {
-        uint32_t bt = view->ix->geometry.block_tokens;
+        uint32_t bt = kvd_full_tokens(&view->ix->geometry, note->group);
         struct kvd_key key = chain_key(view->ix, note);
 
         for (uint32_t i = 0; i < n; i++) {
@@ -34,7 +34,8 @@ static void put_keys(struct view *view, const struct lookup_note *note, uint64_t
 
 static void write_note(struct view *view, const struct lookup_note *note) {
         struct kvd_pinpage *page = view->page;
-        uint32_t n = MIN(DIV_UP(note->n_tokens, view->ix->geometry.block_tokens), KVD_ASKED_KEYS);
+        uint32_t bt = kvd_full_tokens(&view->ix->geometry, note->group);
+        uint32_t n = MIN(DIV_UP(note->n_tokens, bt), KVD_ASKED_KEYS);
         uint64_t at = atomic_load_explicit(&page->asked, memory_order_relaxed);
 
         shm_write_begin(&page->asked_begun, at + KVD_ASKED_HEAD + n);

@@ -28,7 +28,7 @@ static uint64_t record_behind(const struct kvd_index *ix, const struct lookup_en
 }
 
 static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end *e) {
-        uint32_t bt = ix->geometry.block_tokens, id = kvd_ref_id(e->leaf), n = 0;
+        uint32_t bt = kvd_full_tokens(&ix->geometry, e->group), id = kvd_ref_id(e->leaf), n = 0;
         uint64_t handle = 0;
 
         if (!ix->hint_slots || (e->leaf != KVD_ROOT && id >= ix->capacity))
@@ -66,7 +66,7 @@ static uint32_t whole_in_the_file(const struct kvd_index *ix, const struct looku
 }
 
 static bool can_come(const struct kvd_index *ix, const struct lookup_end *e) {
-        uint32_t bt = ix->geometry.block_tokens;
+        uint32_t bt = kvd_full_tokens(&ix->geometry, e->group);
 
         if (ix->kind != KVD_BIDIRECTIONAL)
                 return e->n_tokens >= bt && kvd_fetch_reaches(e->depth, bt);

@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks by key, for engines that supply hashes of their data instead of tokens. A key has as many
- * bytes as the tokens of one block. An object of n blocks is the chain whose tokens are the key,
- * repeated n times. So keys are compared like tokens. Since parents outlive their children, an
- * object that has lost any block has lost its last one, and a lookup of the whole finds nothing.
+ * Objects by key, for engines that supply hashes of their data instead of tokens. An object of n
+ * blocks is a chain in a group of its own (KVD_GROUP_KEYED), in which each block has the words of
+ * the key for tokens. So keys are compared in full, and never meet the tokens of a prompt. Since
+ * parents outlive their children, an object that has lost any block has lost its last one, and a
+ * lookup of the whole finds nothing.
  */
 
 #include <errno.h>
 #include <string.h>
 
-#include "client/internal.h"
+#include "client/gpu/gpu_view.h"
 
-#define KEY_TOKENS 8u /* tokens of the longest key: 32 bytes */
-/* maximum size of an object: its tokens fit in one message, so it is sealed whole or not at all */
+/* maximum size of an object: its words fit in one message, so it is sealed whole or not at all */
 #define KEY_BLOCKS 1024u
 
-struct key_tokens {
+struct object {
         uint32_t n;
-        uint32_t tokens[KEY_BLOCKS * KEY_TOKENS];
+        uint32_t words[KEY_BLOCKS * KVD_KEY_MOST];
 };
 
-static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
-        const struct kvd_shape *g = &space->geometry;
+static uint32_t key_words(const struct kvd_space *space) {
+        return kvd_full_tokens(&space->geometry, KVD_GROUP_KEYED);
+}
 
+static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
         if (space_check(space) < 0)
                 return -ECHILD;
-        if (space->options.kind == KVD_BIDIRECTIONAL || g->vocab ||
-            g->block_tokens < KEY_TOKENS / 2 || g->block_tokens > KEY_TOKENS)
-                return client_fail(-EINVAL, "keys of 16 to 32 bytes need a causal space of opaque "
-                                            "blocks, with vocab 0 and block_tokens 4 to 8, a "
-                                            "quarter of the key's bytes");
+        if (!kvd_has_keys(&space->geometry, space->options.kind))
+                return client_fail(-EINVAL, "keys need a causal space of opaque blocks with "
+                                            "block_tokens of 4 or more");
         if (n_blocks == 0 || n_blocks > KEY_BLOCKS)
                 return client_fail(-EINVAL, "an object has 1 to %u blocks, not %u", KEY_BLOCKS,
                                    n_blocks);
@@ -47,34 +47,36 @@ static int check_pins(const struct kvd_pin *pins, uint32_t n) {
 }
 
 static void repeat(const struct kvd_space *space, const void *key, uint32_t n_blocks,
-                   struct key_tokens *ret) {
-        uint32_t bt = space->geometry.block_tokens;
+                   struct object *ret) {
+        uint32_t each = key_words(space);
 
         for (uint32_t i = 0; i < n_blocks; i++)
-                memcpy(ret->tokens + i * bt, key, bt * sizeof *ret->tokens);
-        ret->n = n_blocks * bt;
+                memcpy(ret->words + i * each, key, each * sizeof *ret->words);
+        ret->n = n_blocks * each;
 }
+
+/* ---- finding --------------------------------------------------------------------------------- */
 
 /* Looks up n keys, at most LOOKUP_AHEAD. */
 static int64_t look_up(struct kvd_space *space, const uint8_t *keys, uint32_t n, uint32_t n_blocks,
                        uint32_t *blocks, struct kvd_pin *pins) {
-        uint32_t first[LOOKUP_AHEAD * KEY_TOKENS], bt = space->geometry.block_tokens;
-        struct key_tokens all;
+        uint32_t first[LOOKUP_AHEAD * KVD_KEY_MOST], each = key_words(space);
+        struct object all;
         int64_t found = 0;
 
-        memcpy(first, keys, n * bt * sizeof *first);
+        memcpy(first, keys, n * each * sizeof *first);
         lookup_ahead(space, first, pins, n);
         for (uint32_t i = 0; i < n; i++) {
-                repeat(space, first + i * bt, n_blocks, &all);
-                found += lookup_whole(space, all.tokens, all.n, blocks + (size_t)i * n_blocks,
-                                      &pins[i]) > 0;
+                repeat(space, first + i * each, n_blocks, &all);
+                found += lookup_object(space, all.words, all.n, blocks + (size_t)i * n_blocks,
+                                       &pins[i]) > 0;
         }
         return found;
 }
 
 int64_t kvd_lookup_keys(struct kvd_space *space, const void *keys, uint32_t n_keys,
                         uint32_t blocks_per_key, uint32_t *blocks, struct kvd_pin *pins) {
-        size_t key_bytes = space->geometry.block_tokens * sizeof(uint32_t);
+        size_t key_bytes = key_words(space) * sizeof(uint32_t);
         int64_t found = 0;
         int r = check_keyed(space, blocks_per_key);
 
@@ -87,9 +89,25 @@ int64_t kvd_lookup_keys(struct kvd_space *space, const void *keys, uint32_t n_ke
         return r < 0 ? r : found;
 }
 
+int64_t kvd_fetch_key(struct kvd_space *space, uint64_t salt, const void *key, uint32_t n,
+                      int *fd) {
+        struct object all;
+        int64_t r = check_keyed(space, n);
+
+        *fd = -1;
+        if (r < 0)
+                return r;
+        repeat(space, key, n, &all);
+        r = fetch_chain(space, KVD_GROUP_KEYED, salt, all.words, all.n, fd);
+        return r < 0 ? r : r / key_words(space);
+}
+
+/* ---- publishing ------------------------------------------------------------------------------ */
+
 int kvd_seal_key(struct kvd_space *space, const void *key, uint32_t n, struct kvd_block *blocks,
                  struct kvd_pin *pin) {
-        struct key_tokens all;
+        struct kvd_pin whole = {.group = KVD_GROUP_KEYED, .salt = pin->salt};
+        struct object all;
         int r = check_keyed(space, n);
 
         if (r == 0)
@@ -97,5 +115,23 @@ int kvd_seal_key(struct kvd_space *space, const void *key, uint32_t n, struct kv
         if (r < 0)
                 return r;
         repeat(space, key, n, &all);
-        return kvd_seal(space, pin, n, blocks, all.tokens, all.n);
+        r = seal_check_any(space, &whole, n, blocks, all.n);
+        if (r == 0)
+                r = seal_blocks(space, &whole, n, blocks, all.words, all.n, NULL, NULL);
+        if (r > 0)
+                *pin = whole;
+        return r;
+}
+
+int kvd_post_key(struct kvd_space *space, uint64_t salt, const void *key, uint32_t n,
+                 struct kvd_block *blocks) {
+        struct kvd_pin whole = {.group = KVD_GROUP_KEYED, .salt = salt};
+        struct object all;
+        int r = check_keyed(space, n);
+
+        if (r < 0)
+                return r;
+        repeat(space, key, n, &all);
+        r = seal_check_any(space, &whole, n, blocks, all.n);
+        return r < 0 ? r : post_blocks(space, &whole, n, blocks, all.words, all.n);
 }

@@ -49,8 +49,8 @@ struct search {
         const uint32_t *tokens;
         uint32_t n_tokens;
         uint32_t group;
+        uint32_t bt;      /* tokens of a full block */
         uint64_t root;    /* of the chain: its salt, or the size of a bidirectional prefix */
-        bool whole;       /* find all of it or nothing, as in bidirectional spaces */
         uint32_t *blocks; /* NULL: only count */
         uint32_t max_blocks;
 
@@ -101,7 +101,7 @@ static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
         if (s->blocks)
                 memcpy(s->blocks + s->n_found, ids, KVD_RUN_BLOCKS * sizeof *ids);
         s->n_found += KVD_RUN_BLOCKS;
-        s->n_covered += KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+        s->n_covered += KVD_RUN_BLOCKS * s->bt;
         s->leaf = leaf;
 }
 
@@ -161,7 +161,7 @@ static void prefetch_leaf(const struct search *s, uint32_t run) {
 }
 
 static uint32_t run_tokens(const struct search *s) {
-        return KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+        return KVD_RUN_BLOCKS * s->bt;
 }
 
 static uint32_t runs_left(const struct search *s) {
@@ -284,7 +284,7 @@ static bool seek_block(const struct search *s, struct probe *p) {
 }
 
 static uint32_t blocks_left(const struct search *s) {
-        uint32_t by_tokens = DIV_UP(s->n_tokens - s->n_covered, s->ix->geometry.block_tokens);
+        uint32_t by_tokens = DIV_UP(s->n_tokens - s->n_covered, s->bt);
 
         return MIN(by_tokens, s->max_blocks - s->n_found);
 }
@@ -294,7 +294,7 @@ static uint32_t blocks_left(const struct search *s) {
  * end in something new.
  */
 static uint32_t seek_blocks(const struct search *s, struct probe *probes, uint32_t n) {
-        uint32_t bt = s->ix->geometry.block_tokens, left = s->n_tokens - s->n_covered, seeked = 0;
+        uint32_t bt = s->bt, left = s->n_tokens - s->n_covered, seeked = 0;
         const shm_u64 *table = kvd_index_table(s->ix);
         struct kvd_key key = s->key;
 
@@ -316,12 +316,12 @@ static uint32_t seek_blocks(const struct search *s, struct probe *probes, uint32
 
 /* Searches one window of blocks; false when the chain has ended. */
 static bool search_blocks(struct search *s) {
-        uint32_t n = MIN(blocks_left(s), WINDOW), bt = s->ix->geometry.block_tokens;
+        uint32_t n = MIN(blocks_left(s), WINDOW);
         struct probe probes[WINDOW];
 
         n = seek_blocks(s, probes, n);
         for (uint32_t i = 0; i < n; i++) {
-                if (!find_block(s, &probes[i], MIN(bt, s->n_tokens - s->n_covered)))
+                if (!find_block(s, &probes[i], MIN(s->bt, s->n_tokens - s->n_covered)))
                         return false;
                 s->key = probes[i].key;
         }
@@ -348,6 +348,11 @@ static bool bidirectional(const struct search *s) {
         return s->ix->kind == KVD_BIDIRECTIONAL;
 }
 
+/* Is all of it found or nothing: a bidirectional prefix, or an object by key? */
+static bool whole(const struct search *s) {
+        return bidirectional(s) || s->group == KVD_GROUP_KEYED;
+}
+
 static void begin(struct search *s) {
         s->n_found = s->n_covered = 0;
         s->leaf = KVD_ROOT;
@@ -359,12 +364,12 @@ static void begin(struct search *s) {
 
 static void search(struct search *s) {
         begin(s);
-        while (search_runs(s))
+        while (kvd_has_runs(s->ix, s->group) && search_runs(s))
                 ;
         continue_from_leaf(s);
         while (search_blocks(s))
                 ;
-        if ((s->whole || bidirectional(s)) && s->n_covered != s->n_tokens) {
+        if (whole(s) && s->n_covered != s->n_tokens) {
                 s->n_found = s->n_covered = 0;
                 s->leaf = KVD_ROOT;
         }
@@ -475,7 +480,7 @@ static bool can_be_read(struct view *view, struct search *s) {
         if (n == s->n_found)
                 return true;
         atomic_store_explicit(&view->wanted, true, memory_order_relaxed);
-        s->max_blocks = s->whole || bidirectional(s) ? 0 : n;
+        s->max_blocks = whole(s) ? 0 : n;
         return false;
 }
 
@@ -539,7 +544,7 @@ static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t 
 
 /* The blocks of the whole prefix exceed max_blocks. */
 static bool is_cut(const struct search *s) {
-        return s->max_blocks < DIV_UP(s->n_tokens, s->ix->geometry.block_tokens);
+        return s->max_blocks < DIV_UP(s->n_tokens, s->bt);
 }
 
 /*
@@ -568,27 +573,22 @@ static inline void note(struct view *view, const struct search *s, uint64_t salt
                                                          .salt = salt});
 }
 
-static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
-                           const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
-                           uint32_t max_blocks, struct kvd_pin *pin) {
-        int r = check_arguments(space, group, pin->salt, pin);
-        struct view *view;
-        struct search s;
+static inline int64_t find(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
+                           uint32_t n_tokens, uint32_t *blocks, uint32_t max_blocks,
+                           struct kvd_pin *pin) {
+        struct view *view = view_get(space);
+        struct search s = {.ix = view->ix,
+                           .words = view->words,
+                           .tokens = tokens,
+                           .n_tokens = n_tokens,
+                           .group = group,
+                           .bt = kvd_full_tokens(&view->ix->geometry, group),
+                           .root = root_of(view, pin->salt, n_tokens),
+                           .blocks = blocks,
+                           .max_blocks = max_blocks};
         uint64_t begun_ns;
         bool found;
 
-        if (r < 0)
-                return r;
-        view = view_get(space);
-        s = (struct search){.ix = view->ix,
-                            .words = view->words,
-                            .tokens = tokens,
-                            .n_tokens = n_tokens,
-                            .group = group,
-                            .root = root_of(view, pin->salt, n_tokens),
-                            .whole = whole,
-                            .blocks = blocks,
-                            .max_blocks = max_blocks};
         pin->group = group;
         begun_ns = begin_timing(count_lookup(view, KVD_CLIENT_LOOKUPS, 1));
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
@@ -610,20 +610,23 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
 
 int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
                    uint32_t n_tokens, uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
-        return find(space, group, false, tokens, n_tokens, blocks, max_blocks, pin);
+        int r = check_arguments(space, group, pin->salt, pin);
+
+        return r < 0 ? r : find(space, group, tokens, n_tokens, blocks, max_blocks, pin);
 }
 
-void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins,
+void lookup_ahead(struct kvd_space *space, const uint32_t *words, const struct kvd_pin *pins,
                   uint32_t n) {
         struct view *view = view_get(space);
         const shm_u64 *table = kvd_index_table(view->ix);
         struct search s = {.ix = view->ix, .words = view->words};
-        uint32_t bt = view->ix->geometry.block_tokens;
+        uint32_t bt = kvd_full_tokens(&s.ix->geometry, KVD_GROUP_KEYED);
         struct probe probes[LOOKUP_AHEAD];
 
         for (uint32_t i = 0; i < n; i++) {
-                probes[i].key = kvd_key_block(s.ix, kvd_key_root(s.ix, 0, pins[i].salt),
-                                              tokens + i * bt, bt);
+                struct kvd_key root = kvd_key_root(s.ix, KVD_GROUP_KEYED, pins[i].salt);
+
+                probes[i].key = kvd_key_block(s.ix, root, words + i * bt, bt);
                 probe_begin(&probes[i], table, s.ix->table_slots);
         }
         for (uint32_t i = 0; i < n; i++)
@@ -631,9 +634,9 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct 
         view_leave(view);
 }
 
-int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
-                     uint32_t *blocks, struct kvd_pin *pin) {
-        return find(space, 0, true, tokens, n_tokens, blocks, UINT32_MAX, pin);
+int64_t lookup_object(struct kvd_space *space, const uint32_t *words, uint32_t n_words,
+                      uint32_t *blocks, struct kvd_pin *pin) {
+        return find(space, KVD_GROUP_KEYED, words, n_words, blocks, UINT32_MAX, pin);
 }
 
 int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
@@ -649,6 +652,7 @@ int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
                             .tokens = tokens,
                             .n_tokens = n_tokens,
                             .group = group,
+                            .bt = view->ix->geometry.block_tokens,
                             .root = root_of(view, salt, n_tokens),
                             .max_blocks = UINT32_MAX};
         search(&s);

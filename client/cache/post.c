@@ -107,7 +107,7 @@ static void becomes_posted(struct view *view, struct kvd_pin *pin, struct kvd_bl
 static void write_post(const struct posts *p, uint64_t number) {
         struct kvd_block *block = &p->blocks[p->done];
         struct kvd_post *post = place(p->view, number);
-        uint32_t bt = p->view->ix->geometry.block_tokens;
+        uint32_t bt = kvd_full_tokens(&p->view->ix->geometry, p->pin->group);
 
         post->block = kvd_ref_make(block->id, block->generation);
         post->parent = chain_end(p->pin);
@@ -147,31 +147,36 @@ static void fill(struct posts *p) {
                 kick(p->view);
 }
 
-static int check(const struct kvd_space *space, const struct view *view, uint32_t n,
+static int check(const struct kvd_space *space, const struct view *view, uint32_t group, uint32_t n,
                  uint32_t n_tokens) {
         if (space->options.kind == KVD_BIDIRECTIONAL)
                 return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: kvd_seal");
-        if ((uint64_t)n * space->geometry.block_tokens != n_tokens)
+        if ((uint64_t)n * kvd_full_tokens(&space->geometry, group) != n_tokens)
                 return client_fail(-EINVAL, "only full blocks are posted: kvd_seal the last one");
         if (!view_is_current(view) || !view_is_served(view))
                 return client_fail(-ESTALE, GONE);
         return 0;
 }
 
-int kvd_post(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-             const uint32_t *tokens, uint32_t n_tokens) {
-        int r = seal_check(space, pin, n, blocks, n_tokens);
-        struct posts p = {r < 0 ? NULL : blocks[0].view, pin, blocks, tokens, n, 0};
+int post_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens) {
+        struct posts p = {blocks[0].view, pin, blocks, tokens, n, 0};
+        int r = tell(p.view);
 
         if (r == 0)
-                r = tell(p.view);
-        if (r == 0)
-                r = check(space, p.view, n, n_tokens);
+                r = check(space, p.view, pin->group, n, n_tokens);
         if (r < 0)
                 return r;
         for (fill(&p); r == 0 && p.done < n; fill(&p))
                 r = ask(p.view);
         return p.done ? (int)p.done : r;
+}
+
+int kvd_post(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+             const uint32_t *tokens, uint32_t n_tokens) {
+        int r = seal_check(space, pin, n, blocks, n_tokens);
+
+        return r < 0 ? r : post_blocks(space, pin, n, blocks, tokens, n_tokens);
 }
 
 int kvd_flush(struct kvd_space *space) {

@@ -102,7 +102,8 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         pin->leaf = kvd_ref_id(leaf);
         pin->generation = kvd_ref_generation(leaf);
         pin->n_blocks += pin->n_posted + p->n_blocks;
-        pin->n_tokens += pin->n_posted * p->view->ix->geometry.block_tokens + p->n_tokens;
+        pin->n_tokens += pin->n_posted * kvd_full_tokens(&p->view->ix->geometry, pin->group) +
+                         p->n_tokens;
         atomic_fetch_add_explicit(&p->view->page->held, pin->n_posted + p->n_blocks,
                                   memory_order_relaxed);
         pin->n_posted = 0;
@@ -226,9 +227,9 @@ static int seal_piece(const struct piece *p) {
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n,
-               const struct kvd_block *blocks, uint32_t n_tokens) {
-        uint32_t bt = space->geometry.block_tokens;
+int seal_check_any(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n,
+                   const struct kvd_block *blocks, uint32_t n_tokens) {
+        uint32_t bt = kvd_full_tokens(&space->geometry, pin->group);
 
         if (space_check(space) < 0)
                 return -ECHILD;
@@ -250,6 +251,13 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
                         return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
                                                     "daemon that is gone");
         return 0;
+}
+
+int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n,
+               const struct kvd_block *blocks, uint32_t n_tokens) {
+        if (pin->group == KVD_GROUP_KEYED)
+                return client_fail(-EINVAL, "no tokens follow an object that is found by key");
+        return seal_check_any(space, pin, n, blocks, n_tokens);
 }
 
 /* Advances to the next piece, as large as one request can be. */
@@ -279,7 +287,8 @@ int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct
                 p.prefix = kvd_key_prefix(p.view->ix, tokens, n_tokens);
         }
         while (done < n) {
-                next_piece(&p, n - done, n_tokens - done_tokens, space->geometry.block_tokens);
+                next_piece(&p, n - done, n_tokens - done_tokens,
+                           kvd_full_tokens(&space->geometry, pin->group));
                 r = seal_piece(&p);
                 if (r < 0)
                         return done ? (int)done : r;

@@ -122,8 +122,9 @@ static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
                                              .content = {&q->content, sizeof q->content},
                                              .group = q->group,
                                              .root = q->root,
-                                             .block_tokens =
-                                                     space_index(q->space)->geometry.block_tokens,
+                                             .block_tokens = kvd_full_tokens(&space_index(q->space)
+                                                                                      ->geometry,
+                                                                             q->group),
                                              .first = q->first,
                                              .whole = space_index(q->space)->kind ==
                                                       KVD_kind_bidirectional,

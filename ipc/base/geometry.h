@@ -11,8 +11,18 @@
 #include <stdint.h>
 
 #include "ipc/base/enums.h"
+#include "ipc/base/util.h"
 
 #define KVD_MAX_BLOCK_TOKENS 256u
+
+/*
+ * The group of objects that are found by key, not by tokens. It is the number of no layer group, so
+ * their blocks and those of token chains are never taken for each other. Instead of tokens they
+ * have the words of their key.
+ */
+#define KVD_GROUP_KEYED 65535u
+#define KVD_KEY_LEAST 4u /* u32 words of a key */
+#define KVD_KEY_MOST 8u
 
 struct kvd_shape {
         uint32_t layers;
@@ -41,6 +51,18 @@ uint32_t kvd_dtype_bytes(uint32_t dtype);
 /* Only the users of opaque blocks know the format of their contents. */
 static inline bool kvd_shape_is_opaque(const struct kvd_shape *shape) {
         return shape->block_bytes != 0;
+}
+
+/* Number of tokens of a full block of the group. */
+static inline uint32_t kvd_full_tokens(const struct kvd_shape *shape, uint32_t group) {
+        return group == KVD_GROUP_KEYED ? MIN(shape->block_tokens, KVD_KEY_MOST) :
+                                          shape->block_tokens;
+}
+
+/* Can a space of that kind (KVD_kind_*; 0: causal) hold objects that are found by key? */
+static inline bool kvd_has_keys(const struct kvd_shape *shape, uint32_t kind) {
+        return kind != KVD_kind_bidirectional && kvd_shape_is_opaque(shape) &&
+               shape->block_tokens >= KVD_KEY_LEAST;
 }
 
 /* With vocab 0, which only opaque spaces may have, any u32 is a token. */

@@ -133,8 +133,8 @@ struct kvd_desc {
         struct kvd_key key; /* key of the chain that ends with this block (key.h) */
         kvd_ref parent;     /* the block before it in its chain, or KVD_ROOT */
         uint32_t depth;     /* number of blocks before it in its chain */
-        uint16_t n_tokens;  /* if less than block_tokens, the block has no children */
-        uint16_t group;     /* layer group */
+        uint16_t n_tokens;  /* if less than kvd_full_tokens, the block has no children */
+        uint16_t group;     /* layer group, or KVD_GROUP_KEYED */
         /* causal: salt of the chain; bidirectional: number of tokens of the whole prefix */
         uint64_t root;
         uint32_t flags;           /* enum kvd_desc_flags */
@@ -562,6 +562,17 @@ static inline shm_u64 *kvd_index_hint(const struct kvd_index *ix, uint64_t hint,
 
         return (shm_u64 *)((uint8_t *)ix + ix->hint_off) +
                kvd_bucket(ix->hint_slots, key, i / KVD_BUCKET_SLOTS) + kvd_bucket_slot(key, i);
+}
+
+/* Does the space have such chains: of a layer group, or objects by key? */
+static inline bool kvd_has_group(const struct kvd_index *ix, uint32_t group) {
+        return group < ix->geometry.layer_groups ||
+               (group == KVD_GROUP_KEYED && kvd_has_keys(&ix->geometry, ix->kind));
+}
+
+/* Do its chains have runs? The words of a key need not be in the vocabulary, so are not packed. */
+static inline bool kvd_has_runs(const struct kvd_index *ix, uint32_t group) {
+        return group != KVD_GROUP_KEYED;
 }
 
 /* Number of runs for so many blocks: twice capacity / KVD_RUN_BLOCKS, as chains end in mid-run. */

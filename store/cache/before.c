@@ -164,6 +164,17 @@ static bool is_proven(const struct before *b, const struct space *space, const s
                semaphores_reached(space, b->header.life, c->semaphore, waits.semaphore_value);
 }
 
+/* Unused ones are 0. The words of a key may be any. */
+static bool has_its_tokens(const struct kvd_shape *g, const struct claim *c) {
+        bool keyed = c->fields.group == KVD_GROUP_KEYED;
+
+        for (uint32_t i = 0; i < g->block_tokens; i++)
+                if (i < c->fields.n_tokens ? !keyed && !kvd_token_is_valid(g, c->tokens[i]) :
+                                             c->tokens[i])
+                        return false;
+        return true;
+}
+
 static bool is_complete(const struct before *b, const struct space *space, const struct claim *c) {
         const struct kvd_shape *g = &b->header.geometry;
         uint32_t generation = kvd_slot_generation(c->slot);
@@ -173,13 +184,9 @@ static bool is_complete(const struct before *b, const struct space *space, const
             generation > KVD_GENERATION_LAST || c->slot != kvd_slot_make(state, generation) ||
             !is_proven(b, space, c))
                 return false;
-        if (c->fields.flags || c->fields.group >= g->layer_groups || !c->fields.n_tokens ||
-            c->fields.n_tokens > g->block_tokens)
-                return false;
-        for (uint32_t i = 0; i < g->block_tokens; i++)
-                if (i < c->fields.n_tokens ? !kvd_token_is_valid(g, c->tokens[i]) : c->tokens[i])
-                        return false;
-        return true;
+        return !c->fields.flags && kvd_has_group(&b->header, c->fields.group) &&
+               c->fields.n_tokens && c->fields.n_tokens <= kvd_full_tokens(g, c->fields.group) &&
+               has_its_tokens(g, c);
 }
 
 /* Its parent was taken itself, and is the block that this one names. */
@@ -192,7 +199,7 @@ static bool follows(const struct before *b, const struct space *space, const str
             block_ref(space, c->parent) != c->fields.parent)
                 return false;
         parent = kvd_index_desc(space->ix, c->parent);
-        return parent->n_tokens == b->header.geometry.block_tokens &&
+        return parent->n_tokens == space_full_tokens(space, c->fields.group) &&
                parent->group == c->fields.group && parent->root == c->fields.root &&
                parent->depth + 1 == c->fields.depth;
 }

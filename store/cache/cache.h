@@ -423,6 +423,11 @@ static inline uint32_t space_block_tokens(const struct space *s) {
         return s->ix->geometry.block_tokens;
 }
 
+/* Number of tokens of a full block of a chain in that group. */
+static inline uint32_t space_full_tokens(const struct space *s, uint32_t group) {
+        return kvd_full_tokens(&s->ix->geometry, group);
+}
+
 static inline uint64_t space_block_bytes(const struct space *s) {
         return s->ix->block_bytes;
 }
@@ -433,8 +438,9 @@ static inline bool space_finds_whole(const struct space *s) {
 }
 
 /* Number of tokens of a chain's block at that depth; 0: the prefix ends before it. */
-static inline uint32_t tokens_at(const struct space *s, uint64_t root, uint32_t depth) {
-        uint32_t bt = s->ix->geometry.block_tokens;
+static inline uint32_t tokens_at(const struct space *s, uint32_t group, uint64_t root,
+                                 uint32_t depth) {
+        uint32_t bt = space_full_tokens(s, group);
         uint64_t before = (uint64_t)depth * bt;
 
         return !space_finds_whole(s) ? bt : (uint32_t)MIN(bt, root - MIN(root, before));

@@ -506,7 +506,8 @@ void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
                 space_count(space, KVD_SPACE_UNINDEXED, 1);
         tell_change(space, id);
         if (desc->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 &&
-            desc->n_tokens == space->ix->geometry.block_tokens)
+            desc->n_tokens == space->ix->geometry.block_tokens &&
+            kvd_has_runs(space->ix, desc->group))
                 publish_run(space, id, root);
 }
 

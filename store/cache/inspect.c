@@ -134,7 +134,8 @@ static void describe_chain(struct space *space, uint32_t leaf, uint32_t branch,
                 .group = desc->group,
                 .blocks = desc->depth + 1,
                 .shared_blocks = branch == NONE ? 0 : kvd_index_desc(space->ix, branch)->depth,
-                .tokens = (uint64_t)desc->depth * space->ix->geometry.block_tokens + desc->n_tokens,
+                .tokens = (uint64_t)desc->depth * space_full_tokens(space, desc->group) +
+                          desc->n_tokens,
                 .idle_ticks = (uint32_t)(space->clock - block_last_use(space, leaf)),
         };
         block_pinned(space, leaf, &ret->pins);

@@ -81,7 +81,7 @@ static void look_ahead(const struct attachment *a, struct window *w) {
 
                 key->before = key_before(space, w, i);
                 key->key = kvd_key_block(space->ix, key->before, w->posts[i].post.tokens,
-                                         space->ix->geometry.block_tokens);
+                                         space_full_tokens(space, w->posts[i].post.group));
                 if (kvd_ref_id(w->posts[i].post.block) < space->ix->capacity)
                         index_prefetch(space, key->key, kvd_ref_id(w->posts[i].post.block));
         }
@@ -97,7 +97,7 @@ static int take(struct attachment *a, const struct kvd_post *post, const struct 
                                        .root = post->root,
                                        .n_blocks = 1,
                                        .blocks = &post->block,
-                                       .n_tokens = space->ix->geometry.block_tokens,
+                                       .n_tokens = space_full_tokens(space, post->group),
                                        .tokens = post->tokens};
         kvd_ref now;
         int r;

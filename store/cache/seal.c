@@ -38,16 +38,17 @@ static bool tokens_are_valid(const struct kvd_shape *g, const uint32_t *tokens, 
 
 static int check_counts(struct attachment *a, const struct seal_request *q) {
         const struct kvd_shape *g = &a->space->ix->geometry;
-        uint64_t room = (uint64_t)q->n_blocks * g->block_tokens;
+        uint32_t full = kvd_full_tokens(g, q->group);
+        uint64_t room = (uint64_t)q->n_blocks * full;
         bool bidirectional = a->space->ix->kind == KVD_kind_bidirectional;
 
-        if (!q->n_blocks || q->n_tokens > room || q->n_tokens + g->block_tokens <= room)
+        if (!q->n_blocks || q->n_tokens > room || q->n_tokens + full <= room)
                 return refuse(a, -EINVAL, "the number of tokens does not fit the number of blocks");
-        if (q->group >= g->layer_groups)
+        if (!kvd_has_group(a->space->ix, q->group))
                 return refuse(a, -EINVAL, "there is no such layer group");
         if (bidirectional && (!q->root || q->root > UINT32_MAX))
                 return refuse(a, -EINVAL, "root must be the number of tokens of the whole prefix");
-        if (!tokens_are_valid(g, q->tokens, q->n_tokens))
+        if (q->group != KVD_GROUP_KEYED && !tokens_are_valid(g, q->tokens, q->n_tokens))
                 return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         return 0;
 }
@@ -78,7 +79,7 @@ static int check_parent(struct attachment *a, const struct seal_request *q,
                         const struct kvd_desc *parent) {
         struct space *space = a->space;
 
-        if (parent->group != q->group || parent->n_tokens < space->ix->geometry.block_tokens ||
+        if (parent->group != q->group || parent->n_tokens < space_full_tokens(space, q->group) ||
             parent->root != q->root)
                 return refuse(a, -EINVAL,
                               "the chain cannot continue there: other group, salt or prefix, or "
@@ -213,7 +214,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
 /* Computes the keys of the next blocks, and prefetches their places in the table all at once. */
 static void look_ahead(struct space *space, const struct growth *g, const struct seal_request *q,
                        uint32_t first, uint32_t n, struct kvd_key *ret) {
-        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t bt = space_full_tokens(space, q->group);
         struct kvd_key key = g->fields.key;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -227,7 +228,7 @@ static void look_ahead(struct space *space, const struct growth *g, const struct
 
 static void seal_window(struct attachment *a, struct growth *g, const struct seal_request *q,
                         uint32_t first, kvd_ref *ret) {
-        uint32_t bt = a->space->ix->geometry.block_tokens, n = MIN(q->n_blocks - first, WINDOW);
+        uint32_t bt = space_full_tokens(a->space, q->group), n = MIN(q->n_blocks - first, WINDOW);
         struct kvd_key keys[WINDOW];
 
         look_ahead(a->space, g, q, first, n, keys);
@@ -292,7 +293,7 @@ struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t 
 
 static void next_of(const struct space *space, const struct chain_at *at, const uint32_t *tokens,
                     struct kvd_desc *ret) {
-        uint32_t n = tokens_at(space, at->root, at->depth);
+        uint32_t n = tokens_at(space, at->group, at->root, at->depth);
 
         *ret = (struct kvd_desc){.key = kvd_key_block(space->ix, at->key, tokens, n),
                                  .parent = at->leaf,

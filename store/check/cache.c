@@ -205,10 +205,11 @@ static void check_chain(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
         const struct kvd_desc *desc = kvd_index_desc(s->ix, id), *parent;
-        uint32_t bt = s->ix->geometry.block_tokens;
+        uint32_t full = space_full_tokens(s, desc->group);
 
-        expect(w, desc->n_tokens >= 1 && desc->n_tokens <= bt, "B2 block %u has %u tokens", id,
-               desc->n_tokens);
+        expect(w,
+               desc->n_tokens >= 1 && desc->n_tokens <= full && kvd_has_group(s->ix, desc->group),
+               "B2 block %u of group %u has %u tokens", id, desc->group, desc->n_tokens);
         expect(w, !b->indexed || index_holds(s, id), "B3 block %u is not found by its key", id);
         if (b->parent == NONE) {
                 expect(w, desc->parent == KVD_ROOT && desc->depth == 0,
@@ -220,7 +221,7 @@ static void check_chain(struct walk *w, uint32_t id) {
                s->blocks[b->parent].state == KVD_SEALED && desc->parent == block_ref(s, b->parent),
                "B5 parent of block %u is gone or another one", id);
         expect(w,
-               desc->depth == parent->depth + 1 && parent->n_tokens == bt &&
+               desc->depth == parent->depth + 1 && parent->n_tokens == full &&
                        parent->group == desc->group && parent->root == desc->root,
                "B6 block %u does not continue its parent", id);
         expect(w,

@@ -18,7 +18,7 @@ bool admit_can_be_written(const struct space *space, uint32_t id) {
 
 bool admit_can_return(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = block_desc(space, id);
-        uint32_t bt = space_block_tokens(space);
+        uint32_t bt = space_full_tokens(space, desc->group);
 
         return space_finds_whole(space) ?
                        kvd_fetch_takes(desc->root, bt) :
@@ -29,7 +29,8 @@ bool admit_can_lead(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = block_desc(space, id);
 
         return admit_can_be_written(space, id) && admit_can_return(space, id) &&
-               (!space_finds_whole(space) || !tokens_at(space, desc->root, desc->depth + 1));
+               (!space_finds_whole(space) ||
+                !tokens_at(space, desc->group, desc->root, desc->depth + 1));
 }
 
 /* Remembers the block's last use when it is first found unpinned; a later use is its second. */
@@ -47,7 +48,8 @@ static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
 
 bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads) {
         const struct kvd_desc *desc = block_desc(space, id);
-        uint64_t end = (uint64_t)desc->depth * space_block_tokens(space) + desc->n_tokens;
+        uint64_t end = (uint64_t)desc->depth * space_full_tokens(space, desc->group) +
+                       desc->n_tokens;
 
         return end >= depth || block_record(space, id)->place || used_again(space, id, reads);
 }

@@ -25,25 +25,28 @@ static struct chain_at begin_of(const struct space *space, const struct fetch_re
 
 /* Number of tokens from the chain's beginning to the end of the next block. */
 static uint64_t next_end(const struct space *space, const struct chain_at *at) {
-        return (uint64_t)at->depth * space_block_tokens(space) +
-               tokens_at(space, at->root, at->depth);
+        return (uint64_t)at->depth * space_full_tokens(space, at->group) +
+               tokens_at(space, at->group, at->root, at->depth);
 }
 
 struct chain_at bring_walk(const struct space *space, const struct fetch_request *q) {
         struct chain_at begin = begin_of(space, q), at = begin;
+        uint32_t bt = space_full_tokens(space, q->group);
 
         while (at.depth < KVD_FETCH_DEPTH && next_end(space, &at) <= q->n_tokens &&
-               chain_step(space, &at, q->tokens + (uint64_t)at.depth * space_block_tokens(space)))
+               chain_step(space, &at, q->tokens + (uint64_t)at.depth * bt))
                 ;
-        return space_finds_whole(space) && tokens_at(space, at.root, at.depth) ? begin : at;
+        return space_finds_whole(space) && tokens_at(space, at.group, at.root, at.depth) ? begin :
+                                                                                           at;
 }
 
 bool bring_reaches(const struct space *space, const struct fetch_request *q,
                    const struct chain_at *at) {
-        uint32_t bt = space_block_tokens(space);
+        uint32_t bt = space_full_tokens(space, at->group);
 
         if (space_finds_whole(space))
-                return tokens_at(space, at->root, at->depth) && kvd_fetch_takes(q->n_tokens, bt);
+                return tokens_at(space, at->group, at->root, at->depth) &&
+                       kvd_fetch_takes(q->n_tokens, bt);
         return next_end(space, at) <= q->n_tokens && kvd_fetch_reaches(at->depth, bt);
 }
 
@@ -210,7 +213,8 @@ void bring_tell(struct bringing *b) {
 static bool is_useless(const struct bringing *b) {
         const struct kvd_desc *last = block_desc(b->space, kvd_ref_id(b->last));
 
-        return space_finds_whole(b->space) && tokens_at(b->space, last->root, last->depth + 1);
+        return space_finds_whole(b->space) &&
+               tokens_at(b->space, last->group, last->root, last->depth + 1);
 }
 
 void bring_end(struct bringing *b) {

@@ -128,14 +128,14 @@ static uint32_t find_step(struct file *file, struct kvd_label *label, uint32_t u
 /* Finds the records after the resident blocks, one after the other. */
 static void find_steps(struct file *file, struct space *space, const struct fetch_request *q,
                        struct found *found) {
-        uint32_t bt = space_block_tokens(space), up = found->up;
+        uint32_t bt = space_full_tokens(space, q->group), up = found->up;
         struct chain_at at = found->at;
         int number = file_space_number(file, space);
         struct kvd_label label = {.epoch = file->catalog.spaces[number].epoch, .group = q->group};
 
         label.root = found->root = file_root(space, found->at.root, q->tokens);
         while (found->n < KVD_FETCH_BLOCKS && bring_reaches(space, q, &at)) {
-                label.n_tokens = tokens_at(space, at.root, at.depth);
+                label.n_tokens = tokens_at(space, at.group, at.root, at.depth);
                 up = find_step(file, &label, up, q->tokens + at.depth * bt, &file->steps[found->n]);
                 if (up == CATALOG_NOWHERE)
                         break;
@@ -147,7 +147,7 @@ static void find_steps(struct file *file, struct space *space, const struct fetc
 /* Number of the chain's tokens that are resident or will be. */
 static int64_t tokens_of(const struct space *space, const struct found *found,
                          const struct fetch_request *q) {
-        uint64_t n = (uint64_t)(found->at.depth + found->n) * space_block_tokens(space);
+        uint64_t n = (uint64_t)(found->at.depth + found->n) * space_full_tokens(space, q->group);
 
         return (int64_t)MIN(n, q->n_tokens);
 }
@@ -175,7 +175,7 @@ static void warm_up(struct fetch *f) {
 
 static int begin(struct file *file, struct attachment *a, const struct fetch_request *q,
                  const struct found *found, int *fd) {
-        uint32_t first = found->at.depth * space_block_tokens(a->space);
+        uint32_t first = found->at.depth * space_full_tokens(a->space, q->group);
         size_t steps = found->n * sizeof(struct fetch_step);
         size_t tokens = ((size_t)tokens_of(a->space, found, q) - first) * sizeof(uint32_t);
         struct bringing *to;
@@ -207,7 +207,7 @@ int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd
         int r = 0;
 
         *fd = -1;
-        if (q->group >= space_geometry(space)->layer_groups)
+        if (!kvd_has_group(space->ix, q->group))
                 return store_refuse(space_store(space), -EINVAL, "there is no such layer group");
         if (q->salt && space_finds_whole(space))
                 return store_refuse(space_store(space), -EINVAL, "salts are for causal spaces");
@@ -229,8 +229,8 @@ static struct kvd_label label_of(const struct fetch *f, uint32_t i) {
                                   .root = f->root,
                                   .group = f->to.chain.group,
                                   .depth = f->first_depth + i,
-                                  .n_tokens = tokens_at(f->to.space, f->to.chain.root,
-                                                        f->first_depth + i)};
+                                  .n_tokens = tokens_at(f->to.space, f->to.chain.group,
+                                                        f->to.chain.root, f->first_depth + i)};
 }
 
 /*
@@ -257,7 +257,7 @@ static bool take_room(struct fetch *f, uint32_t *reads) {
 /* False: the disk's request takes no more. */
 static bool add_read(struct fetch *f, uint32_t i) {
         uint32_t disk = file_disk_of(f->file, f->steps[i].place);
-        uint32_t bt = space_block_tokens(f->to.space);
+        uint32_t bt = space_full_tokens(f->to.space, f->to.chain.group);
         struct fetch_step *step = &f->steps[i];
 
         if (!host_takes(f->file, disk, step->place)) {
@@ -377,7 +377,7 @@ static void step_read(struct fetch *f, const struct store_disk_item *item, int e
 
 /* Seals the next steps of the chain, as far as they have been read without a gap. */
 static void go_on(struct file *file, struct fetch *f) {
-        uint32_t bt = space_block_tokens(f->to.space);
+        uint32_t bt = space_full_tokens(f->to.space, f->to.chain.group);
 
         while (f->at < f->taken && f->steps[f->at].state == FETCH_HERE) {
                 struct fetch_step *step = &f->steps[f->at];

@@ -62,7 +62,7 @@ void pulls_end_all(struct remote *remote, bool wait) {
 
 static int begin(struct remote *remote, struct attachment *a, const struct fetch_request *q,
                  const struct chain_at *at, int *fd) {
-        uint32_t bt = space_block_tokens(a->space);
+        uint32_t bt = space_full_tokens(a->space, q->group);
         uint32_t n = space_finds_whole(a->space) ? q->n_tokens :
                                                    MIN(q->n_tokens, kvd_fetch_most(bt)) / bt * bt;
         struct bringing *to;
@@ -86,7 +86,7 @@ int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, 
         struct space *space = a->space;
         struct remote *remote = remote_for(space);
         struct chain_at at = bring_walk(space, q);
-        uint32_t bt = space_block_tokens(space);
+        uint32_t bt = space_full_tokens(space, q->group);
         int r = 0;
 
         *fd = -1;
@@ -112,7 +112,8 @@ static bool ask_for_names(struct remote *remote, struct pull *p) {
 /* False: there is no room for the block. */
 static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
         struct store_remote_question *q = &remote->question;
-        uint32_t bt = space_block_tokens(p->to.space), i = p->at + q->n;
+        uint32_t group = p->to.chain.group, bt = space_full_tokens(p->to.space, group);
+        uint32_t i = p->at + q->n;
         uint64_t root = p->to.chain.root;
         kvd_ref to = remote_has_room(remote) ?
                              room_take(p->to.space, p->to.attachment->arena, reads) :
@@ -124,9 +125,9 @@ static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
                             &(struct store_remote_item){.item = {.parent = p->names[i],
                                                                  .name = p->names[i + 1],
                                                                  .root = root,
-                                                                 .group = p->to.chain.group,
+                                                                 .group = group,
                                                                  .n_tokens = tokens_at(p->to.space,
-                                                                                       root,
+                                                                                       group, root,
                                                                                        p->first +
                                                                                                i)},
                                                         .block = to,
@@ -172,7 +173,7 @@ void pull_found(struct remote *remote, const struct kvd_key *names, uint32_t n) 
         remote->pulling = NULL;
         if (!p)
                 return;
-        wanted = DIV_UP(p->n_tokens, space_block_tokens(p->to.space)) - p->first;
+        wanted = DIV_UP(p->n_tokens, space_full_tokens(p->to.space, p->to.chain.group)) - p->first;
         p->n = MIN(n ? n - 1 : 0, MIN(wanted, KVD_REMOTE_FOUND));
         if (p->n < wanted && space_finds_whole(p->to.space))
                 p->n = 0;

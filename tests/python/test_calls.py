@@ -50,7 +50,28 @@ def test_objects_by_their_keys(space):
             with raises(ValueError, "has 32 bytes"):
                 other.lookup_keys(wrong)
     with raises(kvd.Invalid):
-        space.lookup_keys([bytes(64)])
+        space.lookup_keys([bytes(32)])
+
+
+def test_objects_beside_chains(space):
+    wide = space.daemon.space("wide", kvd.Geometry.opaque(4096, "objects-1", block_tokens=32, vocab=1000))
+    with wide:
+        key = b"\xff" * 32                  # beyond the vocabulary
+        with wide.seal_key(key, wide.alloc(2), salt=3) as pin:
+            with raises(kvd.Invalid, "object"):
+                pin.seal(wide.alloc(1), [1] * 32)
+        posted = wide.alloc(2)
+        wide.post_key(key, posted, salt=4)
+        wide.flush()
+        assert all(block.posted for block in posted)
+        for salt in range(5):
+            (found,) = wide.lookup_keys([key], 2, salt=salt)
+            assert bool(found) == (salt in (3, 4)) and found.below == 0, salt
+        assert not wide.fetch_key(key, 2, salt=3)   # there is no tier below
+        assert wide.fetch_key(key, 2, salt=3).tokens == 2 and wide.fetch_key(key, 2).tokens == 0
+        wide.free(posted)
+        with raises(ValueError, "has 32 bytes"):
+            wide.post_key(b"short", [])
 
 
 def test_opaque_blocks(space):

@@ -13,8 +13,7 @@ from unittest import mock
 
 from common import TOKENS, chain, child, geometry, kvd, main, seal, until
 
-MODULES = [getattr(kvd, name) for name in ("_attend", "_block", "_daemon", "_fetch", "_lease", "_pin", "_sequence",
-                                           "_space")]
+MODULES = [getattr(kvd, name) for name in ("_attend", "_block", "_daemon", "_lease", "_pin", "_sequence", "_space")]
 
 
 class Closing:

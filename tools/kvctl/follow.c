@@ -77,6 +77,10 @@ static void read_desc(struct follow *f, const struct kvd_desc *desc, bool with_t
                 shm_read_words(f->tokens, desc->tokens, ret->n_tokens);
 }
 
+static bool is_whole(const struct follow *f, const struct stored *block) {
+        return block->group != KVD_GROUP_KEYED && block->n_tokens == f->ix->geometry.block_tokens;
+}
+
 /* A parent outlives its children: if the block has not changed, its parent's hash is right, too. */
 static enum seen look(struct follow *f, uint32_t id, bool with_tokens, struct stored *ret,
                       kvd_ref *ref) {
@@ -95,7 +99,7 @@ static enum seen look(struct follow *f, uint32_t id, bool with_tokens, struct st
         read_desc(f, desc, with_tokens, ret, ref);
         if (!shm_recheck(&desc->slot, slot))
                 return CHANGING;
-        return f->whole && ret->n_tokens < f->ix->geometry.block_tokens ? GONE : THERE;
+        return f->whole && !is_whole(f, ret) ? GONE : THERE;
 }
 
 static void look_later(struct follow *f, uint32_t id) {

@@ -30,7 +30,7 @@ struct follow_ops {
 struct follow;
 
 /*
- * whole: skip part-filled blocks. quiet: do not report the blocks that are there at the beginning.
+ * whole: skip part-filled blocks, and objects that are found by key. quiet: do not report the blocks that are there at the beginning.
  * ops and arg must outlive the follower. 0, or a negative errno, noted with kvctl_fail().
  */
 int follow_begin(struct kvctl *kvctl, const struct space_name *space, bool whole, bool quiet,

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import os
 import select
-from array import array
-from ctypes import byref, c_int
 
 from ._handle import Handle
-from ._native import check, lib, number, ticks
+from ._native import ticks
 
 
 class Fetch:
-    """Loading of a prompt's blocks by the daemon; false if there is nothing to wait for. Made by Space.fetch().
+    """Loading of a prompt's blocks by the daemon; false if there is nothing to wait for. Made by Space.fetch() and
+    Space.fetch_key().
 
     Waiting is optional: loading continues if the Fetch is closed or garbage-collected. With asyncio:
 
@@ -40,12 +39,11 @@ class Fetch:
         asyncio.run(main(list(range(1000, 1064))))
     """
 
-    def __init__(self, handle: Handle, group: int, salt: int, row: array[int]):
-        fd = c_int(-1)
-        self.tokens = check(lib.kvd_fetch(handle, number("group", group), number("salt", salt, 64), *row.buffer_info(),
-                                          byref(fd)))
-        """Number of tokens of the prompt that are in the pool or on their way; servers may have more."""
-        self._fd: Handle | None = Handle(fd.value, os.close) if fd.value >= 0 else None
+    def __init__(self, tokens: int, fd: int):
+        self.tokens = tokens
+        """Number of tokens of the prompt that are in the pool or on their way; servers may have more. After
+        Space.fetch_key(): number of blocks."""
+        self._fd: Handle | None = Handle(fd, os.close) if fd >= 0 else None
 
     def __bool__(self) -> bool:
         """Return whether loading was in progress when last checked."""
@@ -82,4 +80,4 @@ class Fetch:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<kvd.Fetch of {self.tokens} tokens{', under way' if self else ''}>"
+        return f"<kvd.Fetch of {self.tokens}{', under way' if self else ''}>"

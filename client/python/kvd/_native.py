@@ -116,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
     "kvd_lookup": (c_int64, (_HANDLE, c_uint32, *_TOKENS, _ADDRESS, c_uint32, _PIN)),
     "kvd_fetch": (c_int64, (_HANDLE, c_uint32, c_uint64, *_TOKENS, POINTER(c_int))),
+    "kvd_fetch_key": (c_int64, (_HANDLE, c_uint64, _ADDRESS, c_uint32, POINTER(c_int))),
     "kvd_lookup_keys": (c_int64, (_HANDLE, _ADDRESS, c_uint32, c_uint32, _ADDRESS, _PIN)),
     "kvd_match_salted": (c_int64, (_HANDLE, c_uint32, c_uint64, *_TOKENS)),
     "kvd_unpin": (None, (_HANDLE, _PIN)),
@@ -133,6 +134,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_flush": (c_int, (_HANDLE,)),
     "kvd_seal_keep": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS)),
     "kvd_seal_keep_on": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS, c_void_p)),
+    "kvd_post_key": (c_int, (_HANDLE, c_uint64, _ADDRESS, c_uint32, _BLOCKS)),
     "kvd_seal_key": (c_int, (_HANDLE, _ADDRESS, c_uint32, _BLOCKS, _PIN)),
     "kvd_settle": (c_int, (_HANDLE,)),
     "kvd_lease": (c_int, (_HANDLE, *_TOKENS, c_uint32)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import time
-from ctypes import byref, c_double, c_uint32, c_void_p
+from ctypes import byref, c_double, c_int, c_uint32, c_void_p
 from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence
 
 from ._block import PIECE, Block, structs_of, take
@@ -96,7 +96,10 @@ class Space:
         """Start to load the part of a prompt that follows its blocks in the pool from the daemon's file or its servers.
         Returns at once; later lookups find the loaded blocks. Sends one request. Raises kvd.Busy if too many fetches
         of the domain are queued."""
-        return Fetch(self._open(), group, salt, words(tokens))
+        row, fd = words(tokens), c_int(-1)
+        n = check(lib.kvd_fetch(self._open(), number("group", group), number("salt", salt, 64), *row.buffer_info(),
+                                byref(fd)))
+        return Fetch(n, fd.value)
 
     def find(self, tokens: Tokens, group: int = 0, *, salt: int = 0, wait: float = 1.0) -> Pin:
         """Do catch_up() and lookup(), and fetch missing blocks if a tier below the pool has them. Waits for at most
@@ -127,15 +130,20 @@ class Space:
         return check(lib.kvd_match_salted(self._open(), number("group", group), number("salt", salt, 64),
                                           *row.buffer_info()))
 
-    def lookup_keys(self, keys: bytes | Sequence[bytes], blocks: int = 1) -> list[Pin]:
-        """Find objects of `blocks` blocks by their keys, each completely or not at all. Returns a pin per key, which is
-        false if the object was not found.
+    # ---- objects by key ----------------------------------------------------------------------------------------------
 
-        For causal spaces of opaque blocks with vocab=0 and block_tokens 4 to 8: a key is any 4 * block_tokens bytes.
-        keys is a list of keys, or their concatenation in one bytes object. Raises kvd.Invalid for other spaces.
+    def lookup_keys(self, keys: bytes | Sequence[bytes], blocks: int = 1, *, salt: int = 0) -> list[Pin]:
+        """Find objects of `blocks` blocks by their keys, each completely or not at all. Returns a pin per key, which is
+        false if the object was not found; its `below` is then not 0 if fetch_key() could load the object.
+
+        For causal spaces of opaque blocks with block_tokens of 4 or more, beside the chains of tokens there. A key is
+        any 32 bytes, such as a SHA-256 (4 * block_tokens bytes if block_tokens is 4 to 7). keys is a list of keys, or
+        their concatenation in one bytes object. salt is a part of the name: an engine with several groups of blocks
+        (sliding windows, Mamba states) passes the group's number. Lookups of tokens never find objects, and lookups of
+        keys never find chains. Raises kvd.Invalid for other spaces.
         """
-        (joined, n), size = self._keys(keys), 4 * self.geometry.block_tokens
-        pins = [Pin(self) for _ in range(n)]
+        (joined, n), size = self._keys(keys), self._key_size
+        pins = [Pin(self, salt=salt) for _ in range(n)]
         if number("blocks", blocks) > PIECE:
             raise Error(errno.EINVAL, f"no object has {blocks} blocks")
         each = max(1, PIECE // max(1, blocks))
@@ -144,23 +152,44 @@ class Space:
         return pins
 
     def _lookup_keys(self, keys: bytes, blocks: int, pins: list[Pin]) -> None:
-        rows, found = (c_uint32 * (len(pins) * blocks))(), (PinStruct * len(pins))()
+        rows, found = (c_uint32 * (len(pins) * blocks))(), (PinStruct * len(pins))(*(pin._struct for pin in pins))
         check(lib.kvd_lookup_keys(self._open(), keys, len(pins), blocks, rows, found))
         for i, pin in enumerate(pins):
-            if found[i].view:
-                pin._took(found[i], rows[i * blocks:(i + 1) * blocks])
+            pin._took(found[i], rows[i * blocks:(i + 1) * blocks] if found[i].view else [])
 
-    def seal_key(self, key: bytes, blocks: Sequence[Block]) -> Pin:
-        """Publish filled blocks as the object with this key, see lookup_keys(). A key must always have the same number
-        of blocks. Returns a pin of the object; its blocks differ from those given if another process was first. Raises
-        the same errors as Pin.seal()."""
+    def seal_key(self, key: bytes, blocks: Sequence[Block], *, salt: int = 0) -> Pin:
+        """Publish filled blocks as the object with this key and salt, see lookup_keys(). A key must always have the same
+        number of blocks. Returns a pin of the object; its blocks differ from those given if another process was first.
+        Raises the same errors as Pin.seal()."""
         joined, _ = self._keys([key])
-        pin = Pin(self)
+        pin = Pin(self, salt=salt)
         pin._seal_key(joined, blocks)
         return pin
 
+    def post_key(self, key: bytes, blocks: Sequence[Block], *, salt: int = 0) -> None:
+        """Publish filled blocks as the object with this key and salt, without waiting for a reply, as Pin.post() does.
+        The caller may read them under their own ids (block.posted is true) until free(), even if another process was
+        first. Raises the errors of Pin.post()."""
+        (joined, _), room = self._keys([key]), structs_of(list(blocks))
+        done = check(lib.kvd_post_key(self._open(), number("salt", salt, 64), joined, len(room), room))
+        for block, struct in zip(blocks[:done], room):
+            block._was_posted(struct)
+        if done < len(room):
+            raise Error(errno.ECANCELED, f"only {done} of an object's {len(room)} blocks were posted")
+
+    def fetch_key(self, key: bytes, blocks: int = 1, *, salt: int = 0) -> Fetch:
+        """Start to load the object of `blocks` blocks with this key and salt from the daemon's file or its servers, as
+        fetch() does for a prompt. One call loads at most 512 blocks."""
+        (joined, _), fd = self._keys([key]), c_int(-1)
+        n = check(lib.kvd_fetch_key(self._open(), number("salt", salt, 64), joined, number("blocks", blocks), byref(fd)))
+        return Fetch(n, fd.value)
+
+    @property
+    def _key_size(self) -> int:
+        return 4 * min(self.geometry.block_tokens or 16, 8)
+
     def _keys(self, keys: bytes | Sequence[bytes]) -> tuple[bytes, int]:
-        size = 4 * self.geometry.block_tokens
+        size = self._key_size
         joined = keys if isinstance(keys, bytes) else b"".join(keys)
         n = len(joined) // size if isinstance(keys, bytes) else len(keys)
         if len(joined) != n * size or not isinstance(keys, bytes) and any(len(key) != size for key in keys):

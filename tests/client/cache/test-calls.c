@@ -116,6 +116,8 @@ static int calls_that_go_on(struct held *h) {
         REFUSED(kvd_seal_on(space, pins, 1, &h->more, tokens, TOKENS, NULL));
         REFUSED(kvd_lookup_keys(keyed, "0123456789abcdef", 1, 1, ids, pins));
         REFUSED(kvd_seal_key(keyed, "0123456789abcdef", 1, &h->more, pins));
+        REFUSED(kvd_post_key(keyed, 0, "0123456789abcdef", 1, &h->more));
+        REFUSED(kvd_fetch_key(keyed, 0, "0123456789abcdef", 1, &fd));
         REFUSED(kvd_lease(whole, tokens, TOKENS, 0));
         REFUSED(kvd_lease_end(whole, tokens, TOKENS));
         REFUSED(kvd_space_set(space, "keydiff", 1));

@@ -18,6 +18,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/children/file_tier.h"
+#include "tests/daemon/children/objects.h"
 #include "tests/lib/log_lines.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
@@ -604,7 +605,37 @@ START_TEST(a_file_whose_processes_always_die_is_off_and_stays_quiet) {
 }
 END_TEST
 
-SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
+static void evict_objects(void) {
+        struct kvd_msg_evict_reply r;
+
+        do {
+                r = peer_ok(watcher, MSG(evict, .space = kvd_slice_of("objects"))).evict_reply;
+        } while (r.more);
+}
+
+START_TEST(objects_come_back) {
+        const uint32_t block_tokens = object_tokens[_i];
+        kvd_space *objects = object_space(handle, block_tokens);
+
+        object_seal(objects);
+        WAIT_UNTIL(tier().records == OBJECT_BLOCKS);
+        for (uint32_t i = 0; i < 2; i++) {
+                WAIT_UNTIL(tier().written_bytes >= (1 - i) * OBJECT_BLOCKS * OBJECT_BYTES);
+                evict_objects();
+                ck_assert(!object_is_there(objects));
+                WAIT_UNTIL(object_below(objects) == OBJECT_BLOCKS * 8);
+                ck_assert_int_eq(object_fetch(objects, OBJECT_SALT + 1), 0);
+                ck_assert_int_eq(object_fetch(objects, OBJECT_SALT), OBJECT_BLOCKS);
+                ck_assert(object_is_there(objects));
+                kvd_space_close(objects);
+                restart(i == 0);
+                objects = object_space(handle, block_tokens);
+        }
+        kvd_space_close(objects);
+}
+END_TEST
+
+SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart, objects_come_back),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on, lookups_say_what_is_below,
             lookups_promise_only_what_fetches_bring, a_killed_daemons_disk_process_is_waited_for,
             a_disk_process_that_hangs_is_not_waited_for, a_deleted_file_is_reported,

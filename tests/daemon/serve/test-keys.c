@@ -6,6 +6,7 @@
  */
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -209,6 +210,10 @@ END_TEST
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
+static uint32_t key_bytes_of(const struct kvd_geometry *g) {
+        return 4 * (g->block_tokens < 8 ? g->block_tokens : 8);
+}
+
 /* Keys contain words of all ones or zeros. Different keys differ in the last byte, too. */
 static void make_key(uint32_t i, uint8_t *key, uint32_t bytes) {
         memset(key, i % 3 ? 0xff : 0, bytes);
@@ -216,26 +221,64 @@ static void make_key(uint32_t i, uint8_t *key, uint32_t bytes) {
         key[bytes - 1] = (uint8_t)i;
 }
 
-static void seal_object(kvd_space *space, const uint8_t *key, uint32_t n, uint8_t fill,
-                        uint32_t *ids) {
-        struct kvd_block blocks[20];
-        struct kvd_pin pin = {0};
-
+static void fill_object(kvd_space *space, uint32_t n, uint8_t fill, struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++) {
                 ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
                 memset(blocks[i].data, fill + (int)i, BYTES);
         }
+}
+
+static void seal_salted_object(kvd_space *space, uint64_t salt, const uint8_t *key, uint32_t n,
+                               uint8_t fill, uint32_t *ids) {
+        struct kvd_block blocks[20];
+        struct kvd_pin pin = {.salt = salt};
+
+        fill_object(space, n, fill, blocks);
         ck_assert_msg(kvd_seal_key(space, key, n, blocks, &pin) == (int)n, "%s", kvd_error());
         for (uint32_t i = 0; i < n; i++)
                 ids[i] = blocks[i].id;
         ck_assert_uint_eq(pin.n_blocks, n);
+        ck_assert_uint_eq(pin.salt, salt);
         kvd_unpin(space, &pin);
 }
 
+static void seal_object(kvd_space *space, const uint8_t *key, uint32_t n, uint8_t fill,
+                        uint32_t *ids) {
+        seal_salted_object(space, 0, key, n, fill, ids);
+}
+
+/* Returns the byte that the object's blocks are filled with, or -1 if it is not found. */
+static int find_object(kvd_space *space, uint64_t salt, const uint8_t *key, uint32_t n) {
+        struct kvd_pin pin = {.salt = salt};
+        uint32_t ids[20];
+        int fill = -1;
+
+        kvd_catch_up(space); /* maps what another process has made the pool grow by */
+        if (kvd_lookup_keys(space, key, 1, n, ids, &pin) == 1)
+                fill = *kvd_pin_block(&pin, ids[0]);
+        for (uint32_t i = 0; fill >= 0 && i < n; i++)
+                ck_assert_uint_eq(kvd_pin_block(&pin, ids[i])[BYTES - 1], (uint8_t)(fill + (int)i));
+        kvd_unpin(space, &pin);
+        return fill;
+}
+
+static const struct kvd_geometry keyed[] =
+        {OPAQUE(4),
+         OPAQUE(5),
+         OPAQUE(6),
+         OPAQUE(7),
+         OPAQUE(8),
+         OPAQUE(9),
+         OPAQUE(16),
+         OPAQUE(256),
+         {.block_tokens = 4, .block_bytes = BYTES, .layout = "test.v1", .vocab = 10},
+         {.block_tokens = 32, .block_bytes = BYTES, .layout = "test.v1", .vocab = 70000}};
+#define KEYED (sizeof keyed / sizeof *keyed)
+
 START_TEST(keys_find_their_objects) {
-        const struct kvd_geometry g = OPAQUE(BT + (uint32_t)_i);
+        const struct kvd_geometry g = keyed[_i];
         enum { KEYS = 14 };
-        uint32_t key_bytes = 4 * g.block_tokens, n = _i == 4 ? 17 : 1 + (uint32_t)_i,
+        uint32_t key_bytes = key_bytes_of(&g), n = _i % 5 == 4 ? 17 : 1 + (uint32_t)_i,
                  sealed[KEYS][20];
         kvd_space *space = open_space("keys", &g, 0);
         uint32_t blocks[(KEYS + 1) * 20];
@@ -291,26 +334,179 @@ START_TEST(an_object_is_found_whole_or_not) {
 END_TEST
 
 START_TEST(keys_need_a_space_for_them) {
-        static const struct kvd_geometry geometries[] = {PLANES,
-                                                         OPAQUE(3),
-                                                         OPAQUE(9),
-                                                         {.block_tokens = 8,
-                                                          .block_bytes = BYTES,
-                                                          .layout = "test.v1",
-                                                          .vocab = UINT32_MAX}};
+        static const struct kvd_geometry geometries[] = {PLANES, OPAQUE(3), OPAQUE(8)};
         uint32_t blocks[1];
         uint8_t key[64] = {0};
         char name[8];
 
-        for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t i = 0; i < 3; i++) {
                 kvd_space *space;
                 struct kvd_pin pin = {0};
+                struct kvd_block block = {0};
+                int fd;
 
                 snprintf(name, sizeof name, "s%u", i);
-                space = open_space(name, &geometries[i], 0);
+                space = open_space(name, &geometries[i], i == 2 ? KVD_BIDIRECTIONAL : 0);
                 ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 1, blocks, &pin), -EINVAL);
+                ck_assert_ptr_nonnull(strstr(kvd_error(), "block_tokens of 4 or more"));
+                ck_assert_int_eq(kvd_fetch_key(space, 0, key, 1, &fd), -EINVAL);
+                ck_assert_int_eq(kvd_seal_key(space, key, 1, &block, &pin), -EINVAL);
+                ck_assert_int_eq(kvd_post_key(space, 0, key, 1, &block), -EINVAL);
                 kvd_space_close(space);
         }
+}
+END_TEST
+
+/* ---- objects beside chains ------------------------------------------------------------------- */
+
+#define WORDS 8u /* of a key where blocks have 8 tokens or more */
+
+static void seal_tokens(kvd_space *space, uint64_t salt, const uint32_t *tokens, uint32_t n,
+                        uint32_t n_blocks) {
+        struct kvd_pin pin = {.salt = salt};
+        struct kvd_block blocks[4];
+
+        fill_object(space, n_blocks, 100, blocks);
+        ck_assert_int_eq(kvd_seal(space, &pin, n_blocks, blocks, tokens, n), n_blocks);
+        kvd_unpin(space, &pin);
+}
+
+/*
+ * The planted tokens are the words of the key: a full block of them, repeated as an object repeats
+ * them, and a part-filled block. Both are there under the same salt.
+ */
+START_TEST(an_object_is_never_a_chain_of_its_words) {
+        static const struct kvd_geometry g[] = {OPAQUE(8), OPAQUE(16)};
+        kvd_space *space = open_space("keys", &g[_i], 0);
+        uint32_t words[4 * WORDS], ids[4], n_blocks = _i ? 1 : 3, n = n_blocks * WORDS;
+        uint8_t key[32];
+
+        make_key(4, key, sizeof key);
+        for (uint32_t i = 0; i < 4; i++)
+                memcpy(words + i * WORDS, key, sizeof key);
+        seal_tokens(space, 7, words, n, n_blocks);
+        ck_assert_int_eq(kvd_match_salted(space, 0, 7, words, n), n);
+        for (uint32_t i = 1; i <= 3; i++)
+                ck_assert_int_eq(find_object(space, 7, key, i), -1);
+        make_key(5, key, sizeof key);
+        for (uint32_t i = 0; i < 4; i++)
+                memcpy(words + i * WORDS, key, sizeof key);
+        seal_salted_object(space, 7, key, 3, 1, ids);
+        ck_assert_int_eq(kvd_match_salted(space, 0, 7, words, 3 * WORDS), 0);
+        ck_assert_int_eq(kvd_match_salted(space, 0, 7, words, WORDS), 0);
+        seal_tokens(space, 7, words, n, n_blocks);
+        ck_assert_int_eq(kvd_match_salted(space, 0, 7, words, n), n);
+        ck_assert_int_eq(find_object(space, 7, key, 3), 1);
+        check_clean("keys");
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(objects_of_other_salts_are_others) {
+        static const struct kvd_geometry g = OPAQUE(16);
+        kvd_space *space = open_space("keys", &g, 0);
+        uint8_t key[32];
+        uint32_t ids[4];
+
+        make_key(1, key, sizeof key);
+        for (uint8_t salt = 0; salt < 4; salt++) {
+                ck_assert_int_eq(find_object(space, salt, key, 2), -1);
+                seal_salted_object(space, salt, key, 2, (uint8_t)(10 * salt), ids);
+        }
+        for (uint8_t salt = 0; salt < 4; salt++)
+                ck_assert_int_eq(find_object(space, salt, key, 2), 10 * salt);
+        check_clean("keys");
+        kvd_space_close(space);
+}
+END_TEST
+
+/* A chain of tokens behind an object, and an object behind a chain, would be neither. */
+START_TEST(tokens_do_not_follow_an_object) {
+        static const struct kvd_geometry g = OPAQUE(8);
+        kvd_space *space = open_space("keys", &g, 0);
+        uint32_t ids[1], words[WORDS] = {0};
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+        uint8_t key[32];
+        int fd;
+
+        make_key(1, key, sizeof key);
+        seal_object(space, key, 1, 0, ids);
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 1, ids, &pin), 1);
+        fill_object(space, 1, 9, &block);
+        ck_assert_int_eq(kvd_seal(space, &pin, 1, &block, words, WORDS), -EINVAL);
+        ck_assert_int_eq(kvd_post(space, &pin, 1, &block, words, WORDS), -EINVAL);
+        ck_assert_int_eq(kvd_seal_key(space, key, 1, &block, &pin), -EINVAL);
+        kvd_unpin(space, &pin);
+        pin.group = 65535;
+        ck_assert_int_eq(kvd_seal(space, &pin, 1, &block, words, WORDS), -EINVAL);
+        ck_assert_int_eq(kvd_lookup(space, 65535, words, WORDS, ids, 1, &pin), -EINVAL);
+        ck_assert_int_eq(kvd_fetch(space, 65535, 0, words, WORDS, &fd), -EINVAL);
+        kvd_free(space, 1, &block);
+        check_clean("keys");
+        kvd_space_close(space);
+}
+END_TEST
+
+/* A poster keeps its own blocks, whether or not another one was first. */
+START_TEST(a_posted_object_is_found) {
+        static const struct kvd_geometry g = OPAQUE(32);
+        kvd_space *space = open_space("keys", &g, 0);
+        struct kvd_block blocks[2][3];
+        uint8_t key[32];
+
+        make_key(1, key, sizeof key);
+        for (uint32_t i = 0; i < 2; i++) {
+                fill_object(space, 3, (uint8_t)(20 + i), blocks[i]);
+                ck_assert_msg(kvd_post_key(space, 5, key, 3, blocks[i]) == 3, "%s", kvd_error());
+                ck_assert_int_eq(kvd_flush(space), 0);
+                ck_assert_int_eq(find_object(space, 5, key, 3), 20);
+                ck_assert_int_eq(blocks[i][2].data[0], 22 + (int)i);
+        }
+        ck_assert_int_eq(kvd_post_key(space, 5, key, 3, blocks[0]), -ESTALE); /* posted already */
+        kvd_free(space, 3, blocks[0]);
+        kvd_free(space, 3, blocks[1]);
+        ck_assert_int_eq(find_object(space, 5, key, 3), 20);
+        ck_assert_int_eq(find_object(space, 0, key, 3), -1);
+        check_clean("keys");
+        kvd_space_close(space);
+}
+END_TEST
+
+/* A producer posts the first n blocks of an object of three, and is killed. */
+static void die_after(uint32_t n, const struct kvd_geometry *g, const uint8_t *key) {
+        struct kvd_block blocks[3];
+        kvd *own;
+        kvd_space *space;
+
+        if (kvd_open(in.socket, &own) < 0 || kvd_space_open(own, "keys", g, NULL, &space) < 0 ||
+            kvd_alloc(space, 3, blocks) != 3)
+                die("%s", kvd_error());
+        for (uint32_t i = 0; i < 3; i++)
+                memset(blocks[i].data, 1 + (int)i, BYTES);
+        if (n && kvd_post_key(space, 0, key, n, blocks) != (int)n)
+                die("%s", kvd_error());
+        kill(getpid(), SIGKILL);
+}
+
+START_TEST(an_object_whose_producer_was_killed_halfway_is_not_found) {
+        static const struct kvd_geometry g = OPAQUE(16);
+        kvd_space *space = open_space("keys", &g, 0);
+        uint32_t ids[3], n = (uint32_t)_i;
+        uint8_t key[32];
+        pid_t pid;
+
+        make_key(1, key, sizeof key);
+        pid = fork();
+        if (pid == 0)
+                die_after(n, &g, key);
+        ck_assert_int_eq(wait_status(pid), 128 + SIGKILL);
+        WAIT_UNTIL(find_object(space, 0, key, n ? n : 1) == (n ? 1 : -1));
+        ck_assert_int_eq(find_object(space, 0, key, 3), -1);
+        seal_object(space, key, 3, 1, ids); /* whole, by somebody else */
+        ck_assert_int_eq(find_object(space, 0, key, 3), 1);
+        check_clean("keys");
+        kvd_space_close(space);
 }
 END_TEST
 
@@ -462,8 +658,11 @@ END_TEST
 SUITE("keys", FIXTURE(setup, teardown),
       TESTS(chains_of_different_salts_never_share, a_chain_keeps_its_salt,
             a_prefix_that_was_made_again_is_found),
-      LOOPS(5, keys_find_their_objects),
+      LOOPS(KEYED, keys_find_their_objects), LOOPS(2, an_object_is_never_a_chain_of_its_words),
+      LOOPS(3, an_object_whose_producer_was_killed_halfway_is_not_found),
       TESTS(an_object_is_found_whole_or_not, keys_need_a_space_for_them,
-            an_opaque_space_refuses_the_methods, an_opaque_space_is_a_space,
-            another_opaque_geometry_is_refused_by_name, wrong_arguments_are_refused_in_words,
-            a_token_beyond_the_vocabulary_is_not_found, a_fingerprint_depends_on_every_part))
+            objects_of_other_salts_are_others, tokens_do_not_follow_an_object,
+            a_posted_object_is_found, an_opaque_space_refuses_the_methods,
+            an_opaque_space_is_a_space, another_opaque_geometry_is_refused_by_name,
+            wrong_arguments_are_refused_in_words, a_token_beyond_the_vocabulary_is_not_found,
+            a_fingerprint_depends_on_every_part))
