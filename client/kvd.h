@@ -89,7 +89,7 @@ struct kvd_geometry {
         uint32_t layers;
         uint32_t kv_heads;
         uint32_t head_dim;
-        uint32_t block_tokens; /* tokens per block: 1 to 256; 0 means 16 */
+        uint32_t block_tokens; /* tokens per block: 1 to 256, opaque blocks 4096; 0 means 16 */
         uint32_t layer_groups; /* divides layers; 0 means 1 */
         uint32_t dtype;        /* enum kvd_dtype, of K, V and state */
         uint32_t order;        /* enum kvd_order; 0 means KVD_HND */

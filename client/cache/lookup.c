@@ -364,7 +364,7 @@ static void begin(struct search *s) {
 
 static void search(struct search *s) {
         begin(s);
-        while (kvd_has_runs(s->ix, s->group) && search_runs(s))
+        while (kvd_has_runs(&s->ix->geometry, s->group) && search_runs(s))
                 ;
         continue_from_leaf(s);
         while (search_blocks(s))

@@ -88,9 +88,13 @@ struct posts {
         uint32_t n, done;
 };
 
+static uint32_t ring(const struct view *view) {
+        return kvd_posts(view->ix->geometry.block_tokens);
+}
+
 static struct kvd_post *place(const struct view *view, uint64_t number) {
         return (struct kvd_post *)((uint8_t *)view->page + kvd_posts_off(view->ix->capacity) +
-                                   number % KVD_POSTS *
+                                   number % ring(view) *
                                            kvd_post_stride(view->ix->geometry.block_tokens));
 }
 
@@ -123,7 +127,7 @@ static void write_post(const struct posts *p, uint64_t number) {
  * or polls the ring. In these cases it is woken once more when half of the ring is full.
  */
 static void kick(struct view *view) {
-        uint32_t what = posts_untaken(view) < KVD_POSTS / 2 ? KVD_KICKED : KVD_KICKED_HARD;
+        uint32_t what = posts_untaken(view) < ring(view) / 2 ? KVD_KICKED : KVD_KICKED_HARD;
 
         if (atomic_exchange(&view->page->kicked, what) < what)
                 handle_kick(view->space->handle);
@@ -136,7 +140,7 @@ static void fill(struct posts *p) {
 
         pthread_mutex_lock(&p->view->magazine.lock);
         posted = atomic_load_explicit(&page->posted, memory_order_relaxed);
-        for (; p->done < p->n && posts_untaken(p->view) < KVD_POSTS; p->done++) {
+        for (; p->done < p->n && posts_untaken(p->view) < ring(p->view); p->done++) {
                 write_post(p, posted++);
                 atomic_store_explicit(&page->posted, posted, memory_order_release);
         }

@@ -32,7 +32,7 @@ static int map_index(struct view *view, int fd, uint64_t bytes) {
 static int map_pins(struct view *view, int fd) {
         uint32_t capacity = view->ix->capacity;
         void *at;
-        int r = view_map_file(fd, kvd_pinpage_bytes(capacity), PROT_READ | PROT_WRITE, &at);
+        int r = view_map_file(fd, kvd_pinpage_bytes(view->ix), PROT_READ | PROT_WRITE, &at);
 
         if (r < 0)
                 return r;

@@ -57,7 +57,7 @@ static void take_down(struct view *view) {
         if (view->page) {
                 keep_counters(view);
                 atomic_store(&view->page->left, 1); /* partner: inherited_look */
-                munmap(view->page, kvd_pinpage_bytes(view->ix->capacity));
+                munmap(view->page, kvd_pinpage_bytes(view->ix));
         }
         if (view->ix)
                 munmap((void *)view->ix, view->index_bytes);

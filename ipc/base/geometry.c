@@ -41,7 +41,7 @@ static const char *opaque_why(const struct kvd_shape *g) {
                g->block_bytes % 64 != 0           ? "block_bytes must be a multiple of 64" :
                g->block_bytes > UINT64_C(1) << 34 ? "block_bytes must be at most 16 GiB" :
                g->block_tokens > KVD_MAX_BLOCK_TOKENS ?
-                                                    "block_tokens must be 1 to 256" :
+                                                    "block_tokens must be 1 to 4096" :
                !kvd_is_name(g->layout, sizeof g->layout - 1) ?
                                                     "layout must be 1 to 31 of " KVD_NAME_LETTERS :
                                                     NULL;
@@ -55,7 +55,7 @@ static uint64_t planes_bytes(const struct kvd_shape *g) {
         uint64_t per_token;
 
         if (!e || !layers || !g->kv_heads || !g->head_dim || g->kv_heads > 65535 ||
-            g->head_dim > 65535 || g->layers > 65535 || tokens > KVD_MAX_BLOCK_TOKENS)
+            g->head_dim > 65535 || g->layers > 65535 || tokens > KVD_MAX_PLANE_TOKENS)
                 return 0;
         per_token = layers * 2 * g->kv_heads * g->head_dim + g->state_width;
         return ALIGN_UP(tokens * per_token * e, 64);
@@ -65,7 +65,7 @@ static const char *planes_why(const struct kvd_shape *g) {
         return g->layers == 0 || g->layers > 65535     ? "layers must be 1 to 65535" :
                g->kv_heads == 0 || g->kv_heads > 65535 ? "kv_heads must be 1 to 65535" :
                g->head_dim == 0 || g->head_dim > 65535 ? "head_dim must be 1 to 65535" :
-               g->block_tokens > KVD_MAX_BLOCK_TOKENS  ? "block_tokens must be 1 to 256" :
+               g->block_tokens > KVD_MAX_PLANE_TOKENS  ? "block_tokens must be 1 to 256" :
                g->layers % g->layer_groups != 0        ? "layer_groups must divide layers" :
                kvd_dtype_bytes(g->dtype) == 0          ? "dtype must be one of " KVD_LIST(dtype) :
                g->order > KVD_order_max                ? "order must be one of " KVD_LIST(order) :

@@ -13,7 +13,9 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/util.h"
 
-#define KVD_MAX_BLOCK_TOKENS 256u
+#define KVD_MAX_BLOCK_TOKENS 4096u /* of an opaque block */
+/* of a block of planes, which the methods' kernels read; larger blocks have no runs either */
+#define KVD_MAX_PLANE_TOKENS 256u
 
 /*
  * The group of objects that are found by key, not by tokens. It is the number of no layer group, so

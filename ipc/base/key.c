@@ -102,16 +102,29 @@ struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key pr
         return paper(ix) ? from_xxh64(prefix.lo + group) : keyed(ix, &in, sizeof in);
 }
 
+/* Of the key before and a hash of tokens, which may be very many. */
+static struct kvd_key behind(const struct kvd_index *ix, struct kvd_key before,
+                             const uint32_t *words, uint32_t n) {
+        struct {
+                struct kvd_key before, own;
+        } in = {.before = before};
+
+        in.own = keyed_tokens(ix, words, n);
+        return keyed(ix, &in, sizeof in);
+}
+
 struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
                              const uint32_t *tokens, uint32_t n) {
         struct {
                 struct kvd_key parent;
-                uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
+                uint32_t tokens[KVD_MAX_PLANE_TOKENS];
         } in;
         size_t bytes = (size_t)n * sizeof *tokens;
 
         if (paper(ix))
                 return from_xxh64(XXH64(tokens, bytes, parent.lo));
+        if (n > KVD_MAX_PLANE_TOKENS)
+                return behind(ix, parent, tokens, n);
         in.parent = parent;
         memcpy(in.tokens, tokens, bytes);
         return keyed(ix, &in, sizeof in.parent + bytes);
@@ -119,14 +132,8 @@ struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
 
 struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
                            const uint32_t *tokens, uint32_t n, const uint32_t *packed) {
-        struct {
-                struct kvd_key before, own;
-        } in = {.before = before};
-
-        if (paper(ix))
-                return from_xxh64(XXH64(tokens, (size_t)n * sizeof *tokens, before.lo));
-        in.own = keyed_tokens(ix, packed, ix->run_words);
-        return keyed(ix, &in, sizeof in);
+        return paper(ix) ? from_xxh64(XXH64(tokens, (size_t)n * sizeof *tokens, before.lo)) :
+                           behind(ix, before, packed, ix->run_words);
 }
 
 uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t *tokens,

@@ -7,7 +7,8 @@
  * keys, so a collision, accidental or deliberate, costs only a miss (tests run with 8-bit keys).
  *
  *      keys = serve    XXH3-128 with the space's 192-byte secret; token ids as little-endian u32
- *        block         H(parent's key, tokens of the block)
+ *        block         H(parent's key, tokens of the block); H(parent's key, H(tokens)) if the block
+ *                      has more than 256
  *        run           H(key of the previous run, H(tokens of the run's 16 blocks, packed))
  *        prefix        H(all tokens of a bidirectional prefix)
  *      keys = paper    XXH64 as in BiCache (section 4.2 and its code): prefix = XXH64(ids, seed 0);

@@ -36,7 +36,10 @@ void kvd_index_lay_out(struct kvd_index *ix) {
 
         ix->header_bytes = KVD_INDEX_HEADER_BYTES;
         ix->desc_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_desc) + tokens_bytes, 64);
-        ix->run_words = kvd_packed_words(&ix->geometry, KVD_RUN_BLOCKS * ix->geometry.block_tokens);
+        ix->run_words = kvd_has_runs(&ix->geometry, 0) ?
+                                kvd_packed_words(&ix->geometry,
+                                                 KVD_RUN_BLOCKS * ix->geometry.block_tokens) :
+                                0;
         ix->run_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_run) + ix->run_words * 4, 64);
         ix->table_slots = kvd_table_slots(ix->capacity);
         ix->run_table_slots = kvd_table_slots(ix->run_capacity);

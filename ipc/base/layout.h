@@ -39,7 +39,7 @@
  *              +--------------------+ kvd_asked_off(capacity)
  *              | asked              |   KVD_ASKED_WORDS x 8: ring of the last lookups (struct kvd_asked)
  *              +--------------------+ kvd_posts_off(capacity)
- *              | posts              |   KVD_POSTS x kvd_post_stride(block_tokens): ring of struct kvd_post
+ *              | posts              |   kvd_posts(block_tokens) x kvd_post_stride(block_tokens): ring of struct kvd_post
  *              +--------------------+
  *
  * Without a file tier (hint_slots is 0) records and hints are empty. Host spaces keep the proof of
@@ -61,7 +61,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 15u
+#define KVD_LAYOUT_VERSION 16u
 
 #define KVD_RUN_BLOCKS 16u /* blocks in a run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -485,7 +485,7 @@ static inline uint64_t kvd_asked_off(uint32_t capacity) {
 
 /*
  * A filled block that the daemon is to seal, without a reply. The client writes the post at index
- * posted % KVD_POSTS, increments posted, and then exchanges kicked for KVD_KICKED, or for
+ * posted % kvd_posts, increments posted, and then exchanges kicked for KVD_KICKED, or for
  * KVD_KICKED_HARD if half of the ring is full. It sends message post only if the old value was
  * less. The daemon exchanges kicked for 0 before it reads posted. A daemon that polls the ring
  * leaves KVD_KICKED in place, and so gets no message before the ring is half full.
@@ -496,9 +496,11 @@ struct kvd_post {
         kvd_ref parent;      /* as in message seal, or a block posted earlier */
         uint64_t root;       /* as in message seal */
         uint32_t group, pad; /* pad: must be 0 */
-        uint32_t tokens[];   /* block_tokens of them: only full blocks are posted */
+        uint32_t tokens[];   /* kvd_full_tokens of them: only full blocks are posted */
 };
-#define KVD_POSTS 64u
+#define KVD_POSTS 64u                         /* at most */
+#define KVD_POSTS_BYTES (UINT64_C(256) << 10) /* of a ring of fewer posts, about */
+#define KVD_POSTS_LEAST 8u
 #define KVD_KICKED 1u
 #define KVD_KICKED_HARD 2u
 
@@ -506,13 +508,21 @@ static inline uint64_t kvd_post_stride(uint32_t block_tokens) {
         return ALIGN_UP(sizeof(struct kvd_post) + block_tokens * sizeof(uint32_t), 64);
 }
 
+/* Number of posts in a ring: fewer if blocks have very many tokens, which take long to fill. */
+static inline uint32_t kvd_posts(uint32_t block_tokens) {
+        uint64_t fit = KVD_POSTS_BYTES / kvd_post_stride(block_tokens);
+
+        return (uint32_t)MAX(MIN(fit, KVD_POSTS), KVD_POSTS_LEAST);
+}
+
 static inline uint64_t kvd_posts_off(uint32_t capacity) {
         return kvd_asked_off(capacity) + KVD_ASKED_WORDS * sizeof(uint64_t);
 }
 
-static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
-        return kvd_posts_off(capacity) +
-               ALIGN_UP(KVD_POSTS * kvd_post_stride(KVD_MAX_BLOCK_TOKENS), 4096);
+static inline uint64_t kvd_pinpage_bytes(const struct kvd_index *ix) {
+        uint32_t bt = ix->geometry.block_tokens;
+
+        return kvd_posts_off(ix->capacity) + ALIGN_UP(kvd_posts(bt) * kvd_post_stride(bt), 4096);
 }
 
 /* ---- reading an index ------------------------------------------------------------------------ */
@@ -570,14 +580,17 @@ static inline bool kvd_has_group(const struct kvd_index *ix, uint32_t group) {
                (group == KVD_GROUP_KEYED && kvd_has_keys(&ix->geometry, ix->kind));
 }
 
-/* Do its chains have runs? The words of a key need not be in the vocabulary, so are not packed. */
-static inline bool kvd_has_runs(const struct kvd_index *ix, uint32_t group) {
-        return group != KVD_GROUP_KEYED;
+/*
+ * Do its chains have runs? The words of a key need not be in the vocabulary, so are not packed. Of
+ * large blocks, a run would save only 15 probes for thousands of tokens.
+ */
+static inline bool kvd_has_runs(const struct kvd_shape *shape, uint32_t group) {
+        return group != KVD_GROUP_KEYED && shape->block_tokens <= KVD_MAX_PLANE_TOKENS;
 }
 
 /* Number of runs for so many blocks: twice capacity / KVD_RUN_BLOCKS, as chains end in mid-run. */
-static inline uint32_t kvd_run_capacity(uint32_t capacity) {
-        return capacity / 8 + 1;
+static inline uint32_t kvd_run_capacity(const struct kvd_shape *shape, uint32_t capacity) {
+        return kvd_has_runs(shape, 0) ? capacity / 8 + 1 : 1;
 }
 
 /* Number of slots of a table for so many entries. */

@@ -17,7 +17,7 @@
 
 #include "ipc/base/geometry.h"
 
-#define KVD_RUN_TOKENS_MOST (16u * KVD_MAX_BLOCK_TOKENS)
+#define KVD_RUN_TOKENS_MOST (16u * KVD_MAX_PLANE_TOKENS)
 #define KVD_PACKED_MOST (KVD_RUN_TOKENS_MOST * 3 / 4) /* maximum u32 words of packed tokens */
 
 /* u32 words of n packed tokens; n is a multiple of 16 */

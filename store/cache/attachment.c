@@ -99,7 +99,7 @@ void attachment_map(struct attachment *a) {
  */
 static int make_page(struct attachment *a) {
         uint32_t capacity = a->space->ix->capacity;
-        int r = shared_file_new("kvd-pins", kvd_pinpage_bytes(capacity), SHARED_MAPPED,
+        int r = shared_file_new("kvd-pins", kvd_pinpage_bytes(a->space->ix), SHARED_MAPPED,
                                 &a->pin_file);
 
         if (r < 0)
@@ -126,7 +126,9 @@ uint32_t space_users(const struct space *space) {
 uint32_t attachment_posts(const struct attachment *a) {
         uint64_t n = atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
 
-        return (uint32_t)MIN(MIN(n, KVD_POSTS), a->filling.n);
+        uint32_t most = MIN(kvd_posts(space_block_tokens(a->space)), a->filling.n);
+
+        return (uint32_t)MIN(n, most);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -137,7 +139,7 @@ static int charge(struct space *space) {
 
         if (r < 0)
                 return r;
-        r = account_charge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
+        r = account_charge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix));
         if (r < 0)
                 account_discharge(space, KVD_COST_files, 1);
         return r;
@@ -145,12 +147,12 @@ static int charge(struct space *space) {
 
 void attachment_charge(struct space *space) {
         account_add(space, KVD_COST_files, 1);
-        account_add(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
+        account_add(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix));
 }
 
 static void discharge(struct space *space) {
         account_discharge(space, KVD_COST_files, 1);
-        account_discharge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
+        account_discharge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix));
 }
 
 /* Works also for an attachment that was never entered. */
@@ -496,7 +498,7 @@ int attachment_pin_fd(const struct attachment *a) {
 }
 
 uint64_t attachment_pin_bytes(const struct attachment *a) {
-        return kvd_pinpage_bytes(a->space->ix->capacity);
+        return kvd_pinpage_bytes(a->space->ix);
 }
 
 uint64_t attachment_filling(const struct attachment *a) {

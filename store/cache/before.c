@@ -337,9 +337,11 @@ static void have_pages(const struct before *b, struct space *space, uint32_t fir
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-#define PASSED 4096u                 /* ids in one piece */
-#define STEPS 1024u                  /* calls of step in one piece: about as many blocks */
-#define UNMAPPED (UINT64_C(4) << 20) /* bytes in one piece */
+#define PASSED 4096u                  /* ids in one piece, ... */
+#define POPULATED (UINT64_C(4) << 20) /* bytes of their descriptors */
+#define STEPS 1024u                   /* calls of step in one piece: about as many blocks, ... */
+#define JUDGED (1024u * 256)          /* tokens of these blocks */
+#define UNMAPPED (UINT64_C(4) << 20)  /* bytes in one piece */
 
 /* (id, generation) names one block as long as the cache lives, so generations continue. */
 static void carry_generation(const struct before *b, struct space *space, uint32_t id) {
@@ -358,10 +360,14 @@ static void give_free(const struct before *b, struct space *space, uint32_t id) 
                 block_append_free(space, id);
 }
 
+static uint32_t passed(const struct before *b) {
+        return (uint32_t)MIN(PASSED, POPULATED / b->header.desc_stride);
+}
+
 /* False: those were the last ids. */
 static bool pass(struct before *b, struct space *space,
                  void (*each)(const struct before *, struct space *, uint32_t)) {
-        uint32_t end = b->next + MIN(b->ids - b->next, PASSED);
+        uint32_t end = b->next + MIN(b->ids - b->next, passed(b));
 
         for (; b->next < end; b->next++)
                 each(b, space, b->next);
@@ -370,14 +376,15 @@ static bool pass(struct before *b, struct space *space,
 
 static bool number(struct before *b, struct space *space) {
         if (b->next < b->ids)
-                have_pages(b, space, b->next, MIN(b->ids - b->next, PASSED));
+                have_pages(b, space, b->next, MIN(b->ids - b->next, passed(b)));
         return pass(b, space, carry_generation);
 }
 
 static bool judge_some(struct before *b, struct space *space) {
         bool more = space->ix->kind == KVD_kind_causal;
+        uint32_t n = MIN(STEPS, JUDGED / space_block_tokens(space));
 
-        for (uint32_t i = 0; more && i < STEPS; i++)
+        for (uint32_t i = 0; more && i < n; i++)
                 more = step(b, space);
         return more;
 }

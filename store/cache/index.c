@@ -210,7 +210,7 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
                                     "holds; give it max_blocks",
                                     space->name, (unsigned long long)max_blocks);
         ix->capacity = (uint32_t)ids;
-        ix->run_capacity = kvd_run_capacity(ix->capacity);
+        ix->run_capacity = kvd_run_capacity(&ix->geometry, ix->capacity);
         return 0;
 }
 
@@ -507,7 +507,7 @@ void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
         tell_change(space, id);
         if (desc->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 &&
             desc->n_tokens == space->ix->geometry.block_tokens &&
-            kvd_has_runs(space->ix, desc->group))
+            kvd_has_runs(&space->ix->geometry, desc->group))
                 publish_run(space, id, root);
 }
 

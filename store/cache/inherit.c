@@ -34,7 +34,7 @@ static uint32_t free_seat(const struct space *space) {
 
 /* All old clients count as process 0, so that they use up the share of no process. */
 static int inherit(struct attachment *a, int *page) {
-        uint64_t bytes = kvd_pinpage_bytes(a->space->ix->capacity);
+        uint64_t bytes = kvd_pinpage_bytes(a->space->ix);
         int r = shared_file_adopt(page, bytes, SHARED_MAPPED, &a->pin_file);
 
         if (r < 0)
@@ -93,7 +93,7 @@ int worker_inherit(struct space *space) {
 
         if (ended < 0)
                 return negative_errno();
-        r = shared_file_new("kvd-pins", kvd_pinpage_bytes(space->ix->capacity), 0, &page);
+        r = shared_file_new("kvd-pins", kvd_pinpage_bytes(space->ix), 0, &page);
         if (r == 0)
                 r = attachment_inherit(space, &nobody, &page.fd, &ended);
         shared_file_close(&page);

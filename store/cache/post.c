@@ -13,33 +13,44 @@
 #include "ipc/base/enums.h"
 #include "store/cache/inside.h"
 
-union copy {
-        struct kvd_post post;
-        uint32_t words[sizeof(struct kvd_post) / sizeof(uint32_t) + KVD_MAX_BLOCK_TOKENS];
-};
-
 static const struct kvd_post *post_at(const struct attachment *a, uint64_t number) {
         const struct kvd_index *ix = a->space->ix;
 
         return (const void *)((const uint8_t *)a->page + kvd_posts_off(ix->capacity) +
-                              number % KVD_POSTS * kvd_post_stride(ix->geometry.block_tokens));
-}
-
-static void copy_post(const struct attachment *a, uint64_t number, union copy *ret) {
-        shm_read_words(ret->words, (const uint32_t *)post_at(a, number),
-                       sizeof ret->post / sizeof(uint32_t) + a->space->ix->geometry.block_tokens);
+                              number % kvd_posts(ix->geometry.block_tokens) *
+                                      kvd_post_stride(ix->geometry.block_tokens));
 }
 
 /* ---- ahead ----------------------------------------------------------------------------------- */
 
 /* Posts that are taken together, in stages with prefetches: their blocks are in no CPU cache. */
 #define WINDOW 16u
+/* room for their copies: 16 posts of blocks of 256 tokens, or one of 4,096 */
+#define WINDOW_BYTES 17408u
+static_assert(sizeof(struct kvd_post) + KVD_MAX_BLOCK_TOKENS * sizeof(uint32_t) <= WINDOW_BYTES,
+              "a window has a post");
 
 struct window {
-        uint32_t n;
-        union copy posts[WINDOW];
+        uint32_t n, stride; /* stride: bytes from copy to copy */
+        alignas(struct kvd_post) uint8_t copies[WINDOW_BYTES];
         struct key_ahead keys[WINDOW];
 };
+
+static struct kvd_post *copy_in(const struct window *w, uint32_t i) {
+        return (struct kvd_post *)(w->copies + i * w->stride);
+}
+
+/* Number of posts of the next window, if so many are left. */
+static uint32_t window_of(const struct attachment *a, uint32_t left) {
+        uint64_t fit = WINDOW_BYTES / kvd_post_stride(space_block_tokens(a->space));
+
+        return (uint32_t)MIN(MIN(left, WINDOW), fit);
+}
+
+static void copy_post(const struct attachment *a, uint64_t number, struct kvd_post *ret) {
+        shm_read_words((uint32_t *)ret, (const uint32_t *)post_at(a, number),
+                       sizeof *ret / sizeof(uint32_t) + space_block_tokens(a->space));
+}
 
 static void fetch_block(const struct space *space, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
@@ -53,12 +64,12 @@ static void fetch_block(const struct space *space, kvd_ref ref) {
 
 /* The key of the block before a post, as the post says. blocks_seal verifies it. */
 static struct kvd_key key_before(const struct space *space, const struct window *w, uint32_t i) {
-        const struct kvd_post *post = &w->posts[i].post;
+        const struct kvd_post *post = copy_in(w, i);
         uint32_t id = kvd_ref_id(post->parent);
 
         if (post->parent == KVD_ROOT)
                 return kvd_key_root(space->ix, post->group, post->root);
-        if (i && post->parent == w->posts[i - 1].post.block)
+        if (i && post->parent == copy_in(w, i - 1)->block)
                 return w->keys[i - 1].key;
         return id < space->ix->capacity ? kvd_index_desc(space->ix, id)->key : (struct kvd_key){0};
 }
@@ -72,18 +83,21 @@ static void look_ahead(const struct attachment *a, struct window *w) {
         const struct space *space = a->space;
 
         for (uint32_t i = 0; i < w->n; i++) {
-                copy_post(a, a->posts_taken + i, &w->posts[i]);
-                fetch_block(space, w->posts[i].post.block);
-                fetch_block(space, w->posts[i].post.parent);
+                struct kvd_post *post = copy_in(w, i);
+
+                copy_post(a, a->posts_taken + i, post);
+                fetch_block(space, post->block);
+                fetch_block(space, post->parent);
         }
         for (uint32_t i = 0; i < w->n; i++) {
+                const struct kvd_post *post = copy_in(w, i);
                 struct key_ahead *key = &w->keys[i];
 
                 key->before = key_before(space, w, i);
-                key->key = kvd_key_block(space->ix, key->before, w->posts[i].post.tokens,
-                                         space_full_tokens(space, w->posts[i].post.group));
-                if (kvd_ref_id(w->posts[i].post.block) < space->ix->capacity)
-                        index_prefetch(space, key->key, kvd_ref_id(w->posts[i].post.block));
+                key->key = kvd_key_block(space->ix, key->before, post->tokens,
+                                         space_full_tokens(space, post->group));
+                if (kvd_ref_id(post->block) < space->ix->capacity)
+                        index_prefetch(space, key->key, kvd_ref_id(post->block));
         }
 }
 
@@ -133,9 +147,10 @@ static void take_window(struct attachment *a, uint32_t n) {
         struct window w;
 
         w.n = n;
+        w.stride = (uint32_t)kvd_post_stride(space_block_tokens(a->space));
         look_ahead(a, &w);
         for (uint32_t i = 0; i < n; i++)
-                take_one(a, &w.posts[i].post, &w.keys[i]);
+                take_one(a, copy_in(&w, i), &w.keys[i]);
 }
 
 /* How many posts the client says are waiting. It may say anything. */
@@ -156,8 +171,10 @@ static void take_posts(struct attachment *a, uint32_t n) {
         bool quiet = a->space->listed.quiet;
 
         a->space->listed.quiet = true;
-        for (uint32_t left = n; left; left -= MIN(left, WINDOW))
-                take_window(a, MIN(left, WINDOW));
+        for (uint32_t left = n, some; left; left -= some) {
+                some = window_of(a, left);
+                take_window(a, some);
+        }
         a->space->listed.quiet = quiet;
 }
 
@@ -185,7 +202,7 @@ bool attachment_was_kicked(struct attachment *a) {
 /* ---- the last ones --------------------------------------------------------------------------- */
 
 static void take_piece(struct attachment *a) {
-        uint32_t n = MIN(a->posts_left, WINDOW);
+        uint32_t n = window_of(a, a->posts_left);
 
         take_posts(a, n);
         a->posts_left -= n;

@@ -45,10 +45,10 @@ static uint64_t overhead(const struct walk *w) {
         const struct sequences *all = sequences_of(s);
 
         return space_table_bytes(s->ix) + n_arenas(s) * arena_bytes(s->ix) +
-               n_attachments(s) * kvd_pinpage_bytes(s->ix->capacity) +
-               all->n * sizeof(struct sequence) + all->n_entries * sequence_entry_bytes(s) +
-               summaries_bytes(s) + (s->parts.remote ? remote_space_bytes(s->ix) : 0) +
-               semaphores_bytes(s) + w->audit->fetch_bytes;
+               n_attachments(s) * kvd_pinpage_bytes(s->ix) + all->n * sizeof(struct sequence) +
+               all->n_entries * sequence_entry_bytes(s) + summaries_bytes(s) +
+               (s->parts.remote ? remote_space_bytes(s->ix) : 0) + semaphores_bytes(s) +
+               w->audit->fetch_bytes;
 }
 
 static uint64_t kept(const struct space *s) {

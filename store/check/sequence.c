@@ -331,7 +331,7 @@ static void check_moved(struct walk *w) {
 
         if (file && file_space_of(w->space)->number >= 0)
                 slots = file->catalog.spaces[file_space_of(w->space)->number].copy_bytes /
-                        file_slot_bytes(space_block_bytes(w->space));
+                        file_slot_bytes(space_block_bytes(w->space), 0);
         expect(w, audit->below == tiers_of(w->space)->n_below && audit->moved == slots,
                "Q25 a copy in a file has no place, or a place has no copy");
 }

@@ -96,7 +96,7 @@ static int number_of(struct file *file, struct space *space) {
 
 /* A slot on that disk, or CATALOG_NOWHERE. */
 static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space) {
-        uint32_t slot_bytes = file_slot_bytes(space_block_bytes(space));
+        uint32_t slot_bytes = file_slot_bytes(space_block_bytes(space), 0);
         int number = number_of(file, space);
 
         if (number < 0)

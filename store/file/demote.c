@@ -113,15 +113,16 @@ static uint32_t close_without_room(struct file *file, const struct space *space)
 }
 
 /* A place for a record. busy keeps its parent, at up, from being evicted for it. */
-static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number) {
+static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number,
+                           uint32_t n_tokens) {
         struct catalog_entry *parent = up == CATALOG_NOWHERE ? NULL : &file->catalog.entries[up];
         uint32_t place, closed;
 
         if (parent)
                 parent->busy++;
         closed = close_without_room(file, space);
-        place = catalog_take(&file->catalog, file_slot_bytes(space_block_bytes(space)), number,
-                             demote_most(file, space),
+        place = catalog_take(&file->catalog, file_slot_bytes(space_block_bytes(space), n_tokens),
+                             number, demote_most(file, space),
                              is_wanted(space) ? file_space_of(space)->since_ns : UINT64_MAX);
         for (uint32_t i = 0; i < file->config.n_files; i++)
                 if (closed >> i & 1)
@@ -213,7 +214,7 @@ static int plan(struct file *file, struct space *space, uint32_t id, uint64_t ro
                 return 0;
         if (!any_takes_more(file))
                 return -EAGAIN;
-        place = take_place(file, space, up, file_space_of(space)->number);
+        place = take_place(file, space, up, file_space_of(space)->number, desc->n_tokens);
         if (place == CATALOG_NOWHERE && any_is_busy(file))
                 return -EAGAIN;
         if (place == CATALOG_NOWHERE) {

@@ -73,7 +73,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
 
         if (file)
                 ix->hint_slots = kvd_table_slots(file_bytes(file) /
-                                                 file_slot_bytes(ix->block_bytes));
+                                                 file_slot_bytes(ix->block_bytes, 0));
 }
 
 static int space_begins(struct space *space) {

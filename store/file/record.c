@@ -63,12 +63,13 @@ uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const ui
                 uint64_t parent, epoch, root;
                 uint32_t group, n_tokens;
                 uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
-        } in = {.parent = label->parent,
-                .epoch = label->epoch,
-                .root = label->root,
-                .group = label->group,
-                .n_tokens = label->n_tokens};
+        } in;
 
+        in.parent = label->parent;
+        in.epoch = label->epoch;
+        in.root = label->root;
+        in.group = label->group;
+        in.n_tokens = label->n_tokens;
         memcpy(in.tokens, tokens, label->n_tokens * sizeof *tokens);
         return hash(secret, &in, offsetof(typeof(in), tokens) + label->n_tokens * sizeof *tokens)
                 .lo;
@@ -81,28 +82,49 @@ struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *la
                                                         label->root, tokens, label->n_tokens)};
 }
 
+static const void *payload_of(const struct file_record *record, uint32_t n_tokens) {
+        return (const uint8_t *)record + file_head_bytes(n_tokens);
+}
+
+static const uint32_t *tokens_of(const struct file_record *record, uint32_t n_tokens) {
+        return file_record_has_tokens(n_tokens) ? record->tokens : (const uint32_t *)(record + 1);
+}
+
 /* Covers the record's label and tokens, and its place, too. */
-static struct kvd_key payload_checksum(const uint8_t *secret, const struct kvd_label *label,
-                                       const uint32_t *tokens, uint64_t place, const void *payload,
-                                       uint64_t bytes) {
+static struct kvd_key payload_checksum(const uint8_t *secret, const struct file_contents *of,
+                                       const void *payload) {
         struct {
                 struct kvd_label label;
                 uint64_t place, bytes;
                 struct kvd_key tokens, payload;
-        } in = {.place = place, .bytes = bytes};
+        } in = {.place = of->place, .bytes = of->bytes};
 
-        in.label = *label;
-        in.tokens = hash(secret, tokens, label->n_tokens * sizeof *tokens);
-        in.payload = hash(secret, payload, bytes);
+        in.label = *of->label;
+        in.tokens = hash(secret, of->tokens, of->label->n_tokens * sizeof *of->tokens);
+        in.payload = hash(secret, payload, of->bytes);
         return hash(secret, &in, sizeof in);
 }
 
-void file_record_make(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens,
-                      uint64_t place, const void *payload, uint64_t bytes,
-                      struct file_record *ret) {
-        *ret = (struct file_record){.place = place, .label = *label, .payload_bytes = bytes};
-        memcpy(ret->tokens, tokens, label->n_tokens * sizeof *tokens);
-        ret->payload = payload_checksum(secret, label, tokens, place, payload, bytes);
+/* Bytes that are not used are zero. */
+static void write_tokens(const struct file_contents *of, struct file_record *ret) {
+        uint32_t n = of->label->n_tokens;
+
+        if (!file_record_has_tokens(n))
+                memset(ret + 1, 0, file_head_bytes(n) - sizeof *ret);
+        memcpy((uint32_t *)tokens_of(ret, n), of->tokens, n * sizeof *of->tokens);
+}
+
+void file_record_make(const uint8_t *secret, const uint8_t *file_secret,
+                      const struct file_contents *of, struct file_record *ret) {
+        uint32_t n = of->label->n_tokens;
+
+        *ret = (struct file_record){.place = of->place,
+                                    .label = *of->label,
+                                    .payload_bytes = of->bytes};
+        if (!file_record_has_tokens(n))
+                ret->key = file_key(file_secret, of->label, of->tokens);
+        write_tokens(of, ret);
+        ret->payload = payload_checksum(secret, of, payload_of(ret, n));
         file_sector_seal(secret, FILE_RECORD, &ret->mark);
 }
 
@@ -112,24 +134,31 @@ bool file_record_lies_right(const uint8_t *secret, const struct file_record *rec
                record->label.n_tokens <= KVD_MAX_BLOCK_TOKENS;
 }
 
-static bool same_label(const struct file_record *record, const struct kvd_label *label,
-                       const uint32_t *tokens) {
+struct kvd_record_key file_record_key(const uint8_t *file_secret,
+                                      const struct file_record *record) {
+        return file_record_has_tokens(record->label.n_tokens) ?
+                       file_key(file_secret, &record->label, record->tokens) :
+                       record->key;
+}
+
+static bool same_label(const struct file_record *record, const struct file_contents *of) {
+        const struct kvd_label *label = of->label;
+        const uint32_t *tokens = tokens_of(record, label->n_tokens);
+
         return memcmp(&record->label, label, sizeof *label) == 0 &&
-               memcmp(record->tokens, tokens, label->n_tokens * sizeof *tokens) == 0;
+               memcmp(tokens, of->tokens, label->n_tokens * sizeof *tokens) == 0;
 }
 
 static bool same_payload(const uint8_t *secret, const struct file_record *record,
-                         const struct kvd_label *label, const uint32_t *tokens, uint64_t place,
-                         const void *payload, uint64_t bytes) {
-        struct kvd_key right = payload_checksum(secret, label, tokens, place, payload, bytes);
+                         const struct file_contents *of) {
+        struct kvd_key right = payload_checksum(secret, of,
+                                                payload_of(record, of->label->n_tokens));
 
         return kvd_key_equal(record->payload, right);
 }
 
 bool file_record_is(const uint8_t *secret, const struct file_record *record,
-                    const struct kvd_label *label, const uint32_t *tokens, uint64_t place,
-                    const void *payload, uint64_t bytes) {
-        return file_record_lies_right(secret, record, place) && same_label(record, label, tokens) &&
-               record->payload_bytes == bytes &&
-               same_payload(secret, record, label, tokens, place, payload, bytes);
+                    const struct file_contents *of) {
+        return file_record_lies_right(secret, record, of->place) && same_label(record, of) &&
+               record->payload_bytes == of->bytes && same_payload(secret, record, of);
 }

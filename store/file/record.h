@@ -9,7 +9,8 @@
  *      0            superblock          two copies: the intact one with the higher serial counts
  *      64 KiB       superblock
  *      128 KiB      extent 0            one sector with the size of its slots, then
- *      ...          extent 1            the slots: a record's sector and its payload
+ *      ...          extent 1            the slots: a record's sector and its payload; if the block has
+ *                                       more tokens than a sector holds, sectors with them in between
  *
  * A sector is intact if its checksum, which is keyed with the file's secret, is right. A record
  * counts if and only if its sector is intact and names the place where it lies, its epoch is that
@@ -80,16 +81,30 @@ struct file_extent {
 };
 static_assert(sizeof(struct file_extent) == DISK_SECTOR, "version 1");
 
+#define FILE_RECORD_TOKENS 992u
+
 struct file_record {
         struct file_mark mark;
         uint64_t place;
         struct kvd_label label;
         uint64_t payload_bytes;
         struct kvd_key payload;
-        uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
-        uint8_t rest[DISK_SECTOR - 1136];
+        uint32_t tokens[FILE_RECORD_TOKENS]; /* all zeros if there are more: see file_head_bytes */
+        struct kvd_record_key key;           /* then; else zeros */
 };
 static_assert(sizeof(struct file_record) == DISK_SECTOR, "version 1");
+
+static inline bool file_record_has_tokens(uint32_t n_tokens) {
+        return n_tokens <= FILE_RECORD_TOKENS;
+}
+
+/* Bytes of a record before its payload. */
+static inline uint32_t file_head_bytes(uint32_t n_tokens) {
+        uint32_t bytes = n_tokens * (uint32_t)sizeof(uint32_t);
+
+        return DISK_SECTOR +
+               (file_record_has_tokens(n_tokens) ? 0 : (uint32_t)ALIGN_UP(bytes, DISK_SECTOR));
+}
 
 static inline uint64_t file_sequence_of(uint64_t opening) {
         return opening << 40;
@@ -117,15 +132,24 @@ uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const ui
 struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *label,
                                const uint32_t *tokens);
 
-void file_record_make(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens,
-                      uint64_t place, const void *payload, uint64_t bytes, struct file_record *ret);
+/* What a record says. Its payload is file_head_bytes behind the beginning of its memory. */
+struct file_contents {
+        const struct kvd_label *label;
+        const uint32_t *tokens;
+        uint64_t place, bytes; /* bytes: of the payload */
+};
+
+/* Writes all of the record that is before its payload. file_secret: that of the superblock. */
+void file_record_make(const uint8_t *secret, const uint8_t *file_secret,
+                      const struct file_contents *of, struct file_record *ret);
 
 /* Is the record's sector intact, and does it lie where it belongs? */
 bool file_record_lies_right(const uint8_t *secret, const struct file_record *record,
                             uint64_t place);
-/* Does it also have that label and these tokens, and is this its payload? */
+/* Does it also have that label and these tokens, and is its payload intact? */
 bool file_record_is(const uint8_t *secret, const struct file_record *record,
-                    const struct kvd_label *label, const uint32_t *tokens, uint64_t place,
-                    const void *payload, uint64_t bytes);
+                    const struct file_contents *of);
+/* of a record that lies right */
+struct kvd_record_key file_record_key(const uint8_t *file_secret, const struct file_record *record);
 
 #endif

@@ -182,11 +182,10 @@ static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd
 
                 if (ios[i].error || !counts(v, record, place + i))
                         continue;
-                ret[found++] = (struct kvd_disk_found){.label = record->label,
-                                                       .key = file_key(v->super->secret,
-                                                                       &record->label,
-                                                                       record->tokens),
-                                                       .place = place + i};
+                ret[found++] =
+                        (struct kvd_disk_found){.label = record->label,
+                                                .key = file_record_key(v->super->secret, record),
+                                                .place = place + i};
         }
         return found;
 }
@@ -210,24 +209,32 @@ int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
 
 /* ---- records --------------------------------------------------------------------------------- */
 
+static uint32_t slot_bytes_of(const struct volume_item *item) {
+        return file_slot_bytes(item->bytes, item->label->n_tokens);
+}
+
+static struct file_contents contents_of(const struct volume_item *item) {
+        return (struct file_contents){item->label, item->tokens, item->place, item->bytes};
+}
+
 static int pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
-        uint8_t *payload = to + DISK_SECTOR;
-        uint32_t slot_bytes = file_slot_bytes(item->bytes);
+        uint8_t *payload = to + file_head_bytes(item->label->n_tokens);
+        struct file_contents contents = contents_of(item);
         int r = v->copy(item, payload, false);
 
         if (r < 0)
                 return r;
-        memset(payload + item->bytes, 0, slot_bytes - DISK_SECTOR - item->bytes);
-        file_record_make(v->key, item->label, item->tokens, item->place, payload, item->bytes,
-                         (struct file_record *)to);
+        memset(payload + item->bytes, 0, to + slot_bytes_of(item) - payload - item->bytes);
+        file_record_make(v->key, v->super->secret, &contents, (struct file_record *)to);
         return 0;
 }
 
 /* Verifies the bytes in staging, which clients cannot change, before it copies them. */
 static void unpack(const struct volume *v, struct volume_item *item, uint8_t *from) {
-        if (file_record_is(v->key, (const struct file_record *)from, item->label, item->tokens,
-                           item->place, from + DISK_SECTOR, item->bytes))
-                item->error = v->copy(item, from + DISK_SECTOR, true);
+        struct file_contents contents = contents_of(item);
+
+        if (file_record_is(v->key, (const struct file_record *)from, &contents))
+                item->error = v->copy(item, from + file_head_bytes(item->label->n_tokens), true);
         else
                 item->error = -EBADMSG;
 }
@@ -240,13 +247,16 @@ static int check_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) 
 }
 
 static int check_item(struct volume *v, const struct volume_item *item, bool writes) {
-        uint32_t slot_bytes = file_slot_bytes(item->bytes), extent;
+        uint32_t slot_bytes, extent;
         int r = broken(v);
 
         if (r < 0)
                 return r;
-        if (!item->bytes || item->bytes > v->staging_bytes || slot_bytes > v->staging_bytes ||
-            item->label->n_tokens > KVD_MAX_BLOCK_TOKENS || !is_place(v, item->place, slot_bytes))
+        if (!item->bytes || item->bytes > v->staging_bytes ||
+            item->label->n_tokens > KVD_MAX_BLOCK_TOKENS)
+                return -EINVAL;
+        slot_bytes = slot_bytes_of(item);
+        if (slot_bytes > v->staging_bytes || !is_place(v, item->place, slot_bytes))
                 return -EINVAL;
         extent = (uint32_t)(item->place / FILE_SLOTS);
         return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
@@ -266,7 +276,7 @@ static void begin_moving(const struct volume *v, struct moving *m, const struct 
 
         for (uint32_t i = 0; i < n; i++)
                 if (!items[i].error)
-                        part = MAX(part, file_slot_bytes(items[i].bytes));
+                        part = MAX(part, slot_bytes_of(&items[i]));
         m->n_free = (uint32_t)MIN(v->staging_bytes / part, DISK_DEPTH);
         for (uint32_t i = 0; i < m->n_free; i++) {
                 m->ios[i].data = v->staging + i * part;
@@ -283,7 +293,7 @@ static struct disk_io *take_part(const struct volume *v, struct moving *m,
         m->items[io - m->ios] = item;
         *io = io_of_place(v, item->place);
         io->data = part;
-        io->bytes = file_slot_bytes(item->bytes);
+        io->bytes = slot_bytes_of(item);
         return io;
 }
 

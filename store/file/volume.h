@@ -45,8 +45,8 @@ struct volume_item {
         int error;      /* result: 0; -EBADMSG: the record is not there; or the disk's */
 };
 
-static inline uint32_t file_slot_bytes(uint64_t payload_bytes) {
-        return (uint32_t)(DISK_SECTOR + ALIGN_UP(payload_bytes, DISK_SECTOR));
+static inline uint32_t file_slot_bytes(uint64_t payload_bytes, uint32_t n_tokens) {
+        return (uint32_t)(file_head_bytes(n_tokens) + ALIGN_UP(payload_bytes, DISK_SECTOR));
 }
 
 /* Number of extents in a file. */

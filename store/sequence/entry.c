@@ -148,7 +148,7 @@ void entry_drop_room(struct sequence *q, struct entry *e) {
 
 void entry_seal(struct sequence *q, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags) {
         /* for a packed block, of which each head has tokens of its own */
-        static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS];
+        static const uint32_t no_tokens[KVD_MAX_PLANE_TOKENS];
         struct kvd_desc fields = {.depth = q->entries[at].position,
                                   .n_tokens = (uint16_t)n_tokens,
                                   .group = (uint16_t)q->group,

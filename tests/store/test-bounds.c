@@ -229,6 +229,67 @@ static void taken_of_deleted(void) {
         close_store();
 }
 
+/* ---- descriptors of 16 KiB ------------------------------------------------------------------- */
+
+#define WIDE 4096u /* tokens of a block; its contents are tiny, so that there are many */
+#define WIDE_BLOCKS 8192u
+
+static struct space *make_space_of_large_descriptors(void) {
+        struct space_spec spec = {.name = "s",
+                                  .geometry = {.block_bytes = TINY,
+                                               .block_tokens = WIDE,
+                                               .layer_groups = 1,
+                                               .layout = "test.v1"}};
+        struct space *space;
+        bool created;
+
+        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
+                      store_why(store));
+        return space;
+}
+
+/* As many blocks as a message has tokens for. */
+static void seal_some(struct attachment *a, const kvd_ref *blocks, uint32_t salt) {
+        static uint32_t tokens[3 * WIDE];
+        kvd_ref now[3];
+        struct seal_request q = {.root = salt,
+                                 .n_blocks = 3,
+                                 .blocks = blocks,
+                                 .n_tokens = 3 * WIDE,
+                                 .tokens = tokens};
+        int r;
+
+        PIECE(r = space_seal(a, &q, now));
+        ck_assert_msg(r == 0, "%s", store_why(store));
+}
+
+static void blocks_of_many_tokens(void) {
+        struct space *space;
+        struct attachment *a;
+        bool more = true;
+        uint32_t n;
+
+        open_store(WIDE_BLOCKS * TINY, WIDE_BLOCKS * TINY);
+        space = make_space_of_large_descriptors();
+        a = attach(space);
+        n = fill(a, UINT32_MAX);
+        ck_assert_uint_eq(n, WIDE_BLOCKS);
+        for (uint32_t i = 0; i + 3 <= n; i += 3)
+                seal_some(a, refs + i, i);
+        idle_pieces();
+        while (more)
+                PIECE(space_evict(space, 0, KVD_ROOT, &more));
+        ck_assert_uint_ge(fill(a, UINT32_MAX), n - n % 3);
+        PIECE(space_delete(space, true));
+        idle_pieces();
+        close_store();
+}
+
+START_TEST(large_descriptors_are_written_in_pieces) {
+        within_budget("blocks of 4096 tokens", blocks_of_many_tokens);
+}
+END_TEST
+
 START_TEST(memory_of_a_deleted_space_is_had_in_pieces) {
         within_budget("memory of a deleted space", taken_of_deleted);
 }
@@ -598,5 +659,6 @@ SUITE("bounds",
             a_segment_of_a_deep_chain_is_emptied_in_pieces, a_long_sequence_gives_way_in_pieces,
             a_long_sequence_is_asked_about_in_pieces, offers_are_withdrawn_in_pieces,
             marks_of_blocks_that_are_gone_are_passed_in_pieces,
-            data_that_never_comes_is_given_up_in_pieces, a_crowd_leaves,
-            memory_of_copies_is_given_back_in_pieces, room_is_looked_for_in_4096_spaces))
+            large_descriptors_are_written_in_pieces, data_that_never_comes_is_given_up_in_pieces,
+            a_crowd_leaves, memory_of_copies_is_given_back_in_pieces,
+            room_is_looked_for_in_4096_spaces))

@@ -14,7 +14,7 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define SLOT file_slot_bytes(BLOCK_BYTES)
+#define SLOT file_slot_bytes(BLOCK_BYTES, 0)
 #define SLOTS 64u
 #define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots)*SLOT)
 #define MEMORY 16u /* number of copies that memory has room for */

@@ -19,7 +19,7 @@
 #include "tests/store/fixture.h"
 
 #define N 3u /* blocks per chain */
-#define SLOT file_slot_bytes(BLOCK_BYTES)
+#define SLOT file_slot_bytes(BLOCK_BYTES, 0)
 #define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots)*SLOT)
 
 #define MOST_FILES 2u

@@ -18,7 +18,7 @@
 #define CONNECTIONS 6u
 #define EACH 40u  /* fetches per connection */
 #define BLOCKS 3u /* blocks per chain */
-#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + 64 * file_slot_bytes(BLOCK_BYTES))
+#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + 64 * file_slot_bytes(BLOCK_BYTES, 0))
 
 static struct space *spaces[2]; /* 0: the greedy domain's, 1: the victim's */
 static struct attachment *greedy[CONNECTIONS], *victim, *colleague;

@@ -34,10 +34,12 @@ struct walk {
 };
 
 static const struct kvd_shape shapes[] = {
-        {.block_tokens = 1},   {.block_tokens = 3},
-        {.block_tokens = 4},   {.block_tokens = 8},
-        {.block_tokens = 9},   {.block_tokens = 16, .vocab = 1000},
-        {.block_tokens = 255}, {.block_tokens = 256, .vocab = 70000},
+        {.block_tokens = 1},    {.block_tokens = 3},
+        {.block_tokens = 4},    {.block_tokens = 8},
+        {.block_tokens = 9},    {.block_tokens = 16, .vocab = 1000},
+        {.block_tokens = 255},  {.block_tokens = 256, .vocab = 70000},
+        {.block_tokens = 257},  {.block_tokens = 1600, .vocab = 200000},
+        {.block_tokens = 4096},
 };
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
@@ -246,6 +248,40 @@ START_TEST(an_object_needs_whole_keys_and_a_space_for_keys) {
 }
 END_TEST
 
+/*
+ * Descriptors of 16 KiB are taken over a few at a time, which is counted, not timed. The pool is
+ * larger than one piece of small blocks.
+ */
+START_TEST(large_blocks_are_taken_over_in_smaller_pieces) {
+        const struct name name = {.seed = 4};
+        struct walk w = {.dice = {1}};
+        uint32_t pieces = 1;
+
+        tear_down();
+        pool = 4096;
+        all_at_once = false;
+        open_daemon();
+        make_memory();
+        open_space(&w, &(struct kvd_shape){.block_tokens = _i ? 4096 : 16});
+        for (uint32_t i = 0; i < pool; i++)
+                ck_assert_int_eq(space_allocate(w.a, 1, &(kvd_ref){0}), 1);
+        attachment_orphan(w.a);
+        attachment_free(w.a, true);
+        w.a = attach_kept(w.space, getpid());
+        ck_assert(seal(&w, &name, length_of(&name)));
+        restart(0);
+        w.space = space_again("s");
+        while (!space_take_over(w.space))
+                pieces++;
+        ck_assert_uint_eq(find(&w, &name), length_of(&name));
+        if (_i)
+                ck_assert_uint_ge(pieces, 2 * pool / 256);
+        else
+                ck_assert_uint_le(pieces, 16);
+}
+END_TEST
+
 SUITE("objects", FIXTURE(set_up, tear_down), LOOPS(SHAPES, what_is_found_has_that_name),
       LOOPS(2, only_keys_are_free_of_the_vocabulary,
-            an_object_needs_whole_keys_and_a_space_for_keys))
+            an_object_needs_whole_keys_and_a_space_for_keys,
+            large_blocks_are_taken_over_in_smaller_pieces))

@@ -13,7 +13,7 @@
 #define SEGMENT_BLOCKS 16u /* blocks per segment in the fixture's spaces */
 #define SEGMENTS (KVD_DISK_FILES + 6)
 #define BLOCKS (SEGMENTS * SEGMENT_BLOCKS)
-#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + SEGMENTS * file_slot_bytes(BLOCK_BYTES))
+#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + SEGMENTS * file_slot_bytes(BLOCK_BYTES, 0))
 
 static struct space *space;
 static struct attachment *a;

@@ -10,7 +10,7 @@
 
 #define REACH (KVD_FETCH_TOKENS / BT) /* blocks of a chain that can come back */
 #define BLOCKS (REACH + 10)
-#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + FILE_SLOTS * file_slot_bytes(BLOCK_BYTES))
+#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + FILE_SLOTS * file_slot_bytes(BLOCK_BYTES, 0))
 #define EXTENTS 2u
 
 static struct space *space;

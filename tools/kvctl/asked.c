@@ -26,9 +26,9 @@ struct page {
 struct pages {
         struct kvctl *kvctl;
         struct space_name name;
-        uint32_t capacity;
-        bool begun;      /* the initial clients are known */
-        struct page *at; /* owned */
+        const struct kvd_index *ix; /* of the space, during pages_find */
+        bool begun;                 /* the initial clients are known */
+        struct page *at;            /* owned */
         size_t n;
         uint64_t words[KVD_ASKED_WORDS];
 };
@@ -59,7 +59,7 @@ static int add(struct pages *p, ino_t inode, int fd, const struct kvd_msg_follow
         if (!grown)
                 return kvctl_out_of_memory(p->kvctl);
         p->at = grown;
-        if (reply->bytes != kvd_pinpage_bytes(p->capacity))
+        if (reply->bytes != kvd_pinpage_bytes(p->ix))
                 return kvctl_fail(p->kvctl, KVCTL_NO, -EPROTO, "a client's page has another size");
         r = shared_file_map(fd, reply->bytes, PROT_READ, &at);
         if (r < 0)
@@ -68,7 +68,7 @@ static int add(struct pages *p, ino_t inode, int fd, const struct kvd_msg_follow
         page = &p->at[p->n++];
         *page = (struct page){.inode = inode,
                               .at = at,
-                              .words = (void *)((uint8_t *)at + kvd_asked_off(p->capacity)),
+                              .words = (void *)((uint8_t *)at + kvd_asked_off(p->ix->capacity)),
                               .bytes = reply->bytes,
                               .client = reply->client,
                               .found = true};
@@ -111,14 +111,14 @@ static void forget_gone(struct pages *p) {
         }
 }
 
-int pages_find(struct pages *p, uint32_t capacity) {
+int pages_find(struct pages *p, const struct kvd_index *ix) {
         uint32_t cursor = 1;
         int r = 0;
 
         for (size_t i = 0; i < p->n; i++)
                 p->at[i].found = false;
-        p->capacity = capacity;
-        while (capacity && (r = find_next(p, &cursor)) == 1)
+        p->ix = ix;
+        while (ix && (r = find_next(p, &cursor)) == 1)
                 ;
         forget_gone(p);
         p->begun = true;

@@ -60,8 +60,8 @@ struct pages *pages_new(struct kvctl *kvctl, const struct space_name *space);
 struct pages *pages_free(struct pages *pages);
 void pages_freep(struct pages **pages);
 
-/* Updates the list of clients' pages. capacity: of the index; 0 while the space has none. */
-int pages_find(struct pages *pages, uint32_t capacity);
+/* Updates the list of clients' pages. ix: NULL while the space has none. */
+int pages_find(struct pages *pages, const struct kvd_index *ix);
 void pages_read(struct pages *pages, const struct asked_ops *ops, void *arg);
 
 /* ---- both, until Ctrl-C or the end of --for: watch.c ----------------------------------------- */

@@ -90,8 +90,9 @@ static void count_blocks(struct need *n) {
 static uint64_t index_bytes(const struct need *n, uint64_t blocks) {
         struct kvd_index ix = {.geometry = n->shape,
                                .capacity = (uint32_t)MIN(blocks, UINT32_MAX / 4),
-                               .run_capacity = kvd_run_capacity(
-                                       (uint32_t)MIN(blocks, UINT32_MAX / 4))};
+                               .run_capacity =
+                                       kvd_run_capacity(&n->shape,
+                                                        (uint32_t)MIN(blocks, UINT32_MAX / 4))};
 
         kvd_index_lay_out(&ix);
         return ix.size;

@@ -25,7 +25,7 @@ static int look(struct kvctl *kvctl, struct watch *w) {
 
         pages_read(w->pages, w->ops->lookups, w->arg);
         if (sys_now_ns() >= w->find_ns) {
-                r = pages_find(w->pages, ix ? ix->capacity : 0);
+                r = pages_find(w->pages, ix);
                 w->find_ns = sys_now_ns() + FIND_NS;
         }
         if (r == 0)
@@ -57,7 +57,7 @@ static int begin(struct kvctl *kvctl, struct watch *w) {
         w->pages = pages_new(kvctl, &space);
         if (!w->pages)
                 return kvctl_out_of_memory(kvctl);
-        r = pages_find(w->pages, follow_index(w->follow)->capacity);
+        r = pages_find(w->pages, follow_index(w->follow));
         if (r == 0)
                 w->ops->began(w->arg, &space, follow_index(w->follow));
         return r;

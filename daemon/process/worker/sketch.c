@@ -76,7 +76,7 @@ int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block) {
         struct task *task = use->task;
         const struct kvd_job_item *item = &task->items[i];
         struct sketch_member *m = &use->members[i];
-        uint64_t ordinals[KVD_MAX_BLOCK_TOKENS];
+        uint64_t ordinals[KVD_MAX_PLANE_TOKENS];
 
         m->n_tokens = MIN(item->n_tokens, task->shape.tokens);
         m->places = task_room(task, (size_t)m->n_tokens * use->hash.rows, sizeof *m->places);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One object, whose bytes follow from its key, and lookups and fetches of it and of others. */
+/*
+ * The object's bytes follow from its key, the chain's from its tokens. The chain begins with words
+ * of the key as far as they are in the vocabulary.
+ */
 
 #include "tests/daemon/children/objects.h"
 
@@ -11,7 +14,9 @@
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
-const uint32_t object_tokens[] = {8, 256};
+const uint32_t object_tokens[] = {8, 2144, 4096};
+
+static uint32_t bt; /* tokens of a block */
 
 /* Beyond the vocabulary, as the words of a hash are. */
 static const uint32_t key[8] = {UINT32_MAX, 0, 1, UINT32_MAX - 1, 70000, 70000, 5, 6};
@@ -23,6 +28,7 @@ kvd_space *object_space(kvd *handle, uint32_t block_tokens) {
                                               .layout = "test.v1"};
         kvd_space *space;
 
+        bt = block_tokens;
         ck_assert_msg(kvd_space_open(handle, "objects", &geometry, NULL, &space) == 0, "%s",
                       kvd_error());
         return space;
@@ -73,14 +79,66 @@ uint32_t object_below(kvd_space *space) {
         return pin.n_below;
 }
 
-int64_t object_fetch(kvd_space *space, uint64_t salt) {
-        struct pollfd p = {.events = POLLIN};
-        int64_t n = kvd_fetch_key(space, salt, key, OBJECT_BLOCKS, &p.fd);
+static int64_t wait_for(int64_t n, int fd) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
 
         ck_assert_msg(n >= 0, "%s", kvd_error());
-        if (p.fd < 0)
+        if (fd < 0)
                 return n;
         ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
-        close(p.fd);
+        close(fd);
         return n;
+}
+
+int64_t object_fetch(kvd_space *space, uint64_t salt) {
+        int fd;
+        int64_t n = kvd_fetch_key(space, salt, key, OBJECT_BLOCKS, &fd);
+
+        return wait_for(n, fd);
+}
+
+/* ---- the chain ------------------------------------------------------------------------------- */
+
+static uint32_t tokens[OBJECT_BLOCKS * 4096];
+
+static void make_tokens(void) {
+        for (uint32_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
+                tokens[i] = key[i % 8] < 1000 ? key[i % 8] : i % 1000;
+}
+
+void beside_seal(kvd_space *space) {
+        struct kvd_pin pin = {.salt = OBJECT_SALT};
+        struct kvd_block blocks[OBJECT_BLOCKS];
+
+        make_tokens();
+        for (uint32_t i = 0; i < OBJECT_BLOCKS; i++) {
+                ck_assert_msg(kvd_alloc(space, 1, &blocks[i]) == 1, "%s", kvd_error());
+                oracle_fill(blocks[i].data, OBJECT_BYTES, oracle_seed(2, tokens, (i + 1) * bt));
+        }
+        ck_assert_msg(kvd_seal(space, &pin, OBJECT_BLOCKS, blocks, tokens, OBJECT_BLOCKS * bt) > 0,
+                      "%s", kvd_error());
+        kvd_unpin(space, &pin);
+}
+
+uint32_t beside_blocks(kvd_space *space) {
+        struct kvd_pin pin = {.salt = OBJECT_SALT};
+        uint32_t ids[OBJECT_BLOCKS], n;
+
+        kvd_catch_up(space);
+        ck_assert_int_ge(kvd_lookup(space, 0, tokens, OBJECT_BLOCKS * bt, ids, OBJECT_BLOCKS, &pin),
+                         0);
+        n = pin.n_blocks;
+        for (uint32_t i = 0; i < n; i++)
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), OBJECT_BYTES,
+                                               oracle_seed(2, tokens, (i + 1) * bt)),
+                                  0);
+        kvd_unpin(space, &pin);
+        return n;
+}
+
+int64_t beside_fetch(kvd_space *space) {
+        int fd;
+        int64_t n = kvd_fetch(space, 0, OBJECT_SALT, tokens, OBJECT_BLOCKS * bt, &fd);
+
+        return wait_for(n, fd);
 }

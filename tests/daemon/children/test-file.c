@@ -613,20 +613,25 @@ static void evict_objects(void) {
         } while (r.more);
 }
 
-START_TEST(objects_come_back) {
+/* Objects by key and chains of tokens, in blocks of all sizes. */
+START_TEST(objects_come_back_beside_chains) {
         const uint32_t block_tokens = object_tokens[_i];
         kvd_space *objects = object_space(handle, block_tokens);
 
         object_seal(objects);
-        WAIT_UNTIL(tier().records == OBJECT_BLOCKS);
+        beside_seal(objects);
+        WAIT_UNTIL(tier().records == 2 * OBJECT_BLOCKS);
         for (uint32_t i = 0; i < 2; i++) {
-                WAIT_UNTIL(tier().written_bytes >= (1 - i) * OBJECT_BLOCKS * OBJECT_BYTES);
+                WAIT_UNTIL(tier().written_bytes >= (1 - i) * 2 * OBJECT_BLOCKS * OBJECT_BYTES);
                 evict_objects();
                 ck_assert(!object_is_there(objects));
                 WAIT_UNTIL(object_below(objects) == OBJECT_BLOCKS * 8);
                 ck_assert_int_eq(object_fetch(objects, OBJECT_SALT + 1), 0);
                 ck_assert_int_eq(object_fetch(objects, OBJECT_SALT), OBJECT_BLOCKS);
                 ck_assert(object_is_there(objects));
+                ck_assert_uint_eq(beside_blocks(objects), 0);
+                ck_assert_int_eq(beside_fetch(objects), OBJECT_BLOCKS * block_tokens);
+                ck_assert_uint_eq(beside_blocks(objects), OBJECT_BLOCKS);
                 kvd_space_close(objects);
                 restart(i == 0);
                 objects = object_space(handle, block_tokens);
@@ -635,7 +640,8 @@ START_TEST(objects_come_back) {
 }
 END_TEST
 
-SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart, objects_come_back),
+SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
+      LOOPS(3, objects_come_back_beside_chains),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on, lookups_say_what_is_below,
             lookups_promise_only_what_fetches_bring, a_killed_daemons_disk_process_is_waited_for,
             a_disk_process_that_hangs_is_not_waited_for, a_deleted_file_is_reported,

@@ -92,13 +92,14 @@ START_TEST(others_are_not_there) {
 END_TEST
 
 /* Names of objects by key depend on key and salt, and their blocks have fewer words than tokens. */
-START_TEST(objects_are_shared) {
+START_TEST(objects_are_shared_beside_chains) {
         const uint32_t block_tokens = object_tokens[_i];
         kvd_space *first = object_space(machines[0].handle, block_tokens),
                   *second = object_space(machines[1].handle, block_tokens);
 
         object_seal(first);
-        WAIT_UNTIL(tier(&machines[0]).written_bytes >= OBJECT_BLOCKS * (uint64_t)OBJECT_BYTES);
+        beside_seal(first);
+        WAIT_UNTIL(tier(&machines[0]).written_bytes >= 2 * OBJECT_BLOCKS * (uint64_t)OBJECT_BYTES);
         ck_assert_uint_eq(object_below(second), KVD_BELOW_UNKNOWN);
         ck_assert_int_eq(object_fetch(second, OBJECT_SALT + 1), 0);
         ck_assert(!object_is_there(second));
@@ -106,6 +107,9 @@ START_TEST(objects_are_shared) {
         ck_assert(object_is_there(second));
         ck_assert_uint_eq(tier(&machines[1]).hits, OBJECT_BLOCKS);
         ck_assert_int_eq(object_fetch(second, OBJECT_SALT), OBJECT_BLOCKS);
+        ck_assert_uint_eq(beside_blocks(second), 0);
+        beside_fetch(second);
+        ck_assert_uint_eq(beside_blocks(second), OBJECT_BLOCKS);
         kvd_space_close(first);
         kvd_space_close(second);
 }
@@ -497,7 +501,7 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
             what_is_there_is_not_sent_again, others_are_not_there, spaces_are_found_by_fingerprint,
             a_server_that_forgot_is_told_again, full_servers_are_asked_now_and_then,
             the_process_is_killed_in_the_middle, the_daemon_is_killed_in_the_middle),
-      LOOPS(9, lies_are_misses), LOOPS(2, objects_are_shared), CASE("hang"),
+      LOOPS(9, lies_are_misses), LOOPS(3, objects_are_shared_beside_chains), CASE("hang"),
       FIXTURE(start_impatiently, stop_all), TESTS(a_server_that_hangs_costs_one_fetch),
       CASE("process"), FIXTURE(start_with_short_waits, stop_all),
       TESTS(a_remote_process_that_hangs_is_not_waited_for),

@@ -135,11 +135,11 @@ static void look_up(kvd_space *space) {
 }
 
 /* The page of the only client. */
-static const struct kvd_pinpage *find_page(struct peer_end *p, uint32_t capacity) {
+static const struct kvd_pinpage *find_page(struct peer_end *p, const struct kvd_index *ix) {
         struct kvd_msg r = peer_ok(p, FOLLOW(1));
         const struct kvd_pinpage *page = map(p, r.follow_reply.bytes);
 
-        ck_assert_uint_eq(r.follow_reply.bytes, kvd_pinpage_bytes(capacity));
+        ck_assert_uint_eq(r.follow_reply.bytes, kvd_pinpage_bytes(ix));
         peer_refused(p, FOLLOW(r.follow_reply.next), -ENOENT);
         return page;
 }
@@ -156,7 +156,7 @@ START_TEST(lookups_are_recorded_for_followers) {
         ck_assert_int_eq(kvd_space_open(daemon, "s", &geometry, NULL, &space), 0);
         look_up(space);
         ix = follow(p);
-        page = find_page(p, ix->capacity);
+        page = find_page(p, ix);
         ck_assert_uint_eq(atomic_load(&page->asked), 0);
         look_up(space);
         ck_assert_uint_eq(atomic_load(&page->asked), KVD_ASKED_HEAD + 3);

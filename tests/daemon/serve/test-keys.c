@@ -271,6 +271,7 @@ static const struct kvd_geometry keyed[] =
          OPAQUE(9),
          OPAQUE(16),
          OPAQUE(256),
+         OPAQUE(4096),
          {.block_tokens = 4, .block_bytes = BYTES, .layout = "test.v1", .vocab = 10},
          {.block_tokens = 32, .block_bytes = BYTES, .layout = "test.v1", .vocab = 70000}};
 #define KEYED (sizeof keyed / sizeof *keyed)
@@ -595,6 +596,84 @@ START_TEST(another_opaque_geometry_is_refused_by_name) {
 }
 END_TEST
 
+/* ---- sizes of blocks ------------------------------------------------------------------------- */
+
+#define MANY 20u /* blocks; more than the ring of posts has room for if they have 4,096 tokens */
+
+/* Seals two blocks, and posts the others. */
+static void publish_many(kvd_space *space, uint32_t bt, const uint32_t *tokens) {
+        struct kvd_block blocks[MANY];
+        struct kvd_pin pin = {0};
+        uint32_t done = 2;
+
+        for (uint32_t i = 0; i < MANY; i++)
+                fill_object(space, 1, (uint8_t)i, &blocks[i]);
+        ck_assert_int_eq(kvd_seal(space, &pin, 2, blocks, tokens, 2 * bt), 2);
+        while (done < MANY) {
+                int r = kvd_post(space, &pin, MANY - done, blocks + done, tokens + done * bt,
+                                 (MANY - done) * bt);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                done += (uint32_t)r;
+        }
+        ck_assert_int_eq(kvd_flush(space), 0);
+        kvd_free(space, MANY - 2, blocks + 2);
+        kvd_unpin(space, &pin);
+}
+
+/* The first and the last token of each block decide. */
+static void compare_many(kvd_space *space, uint32_t bt, uint32_t *tokens) {
+        uint32_t ids[MANY];
+        struct kvd_pin pin = {0};
+
+        ck_assert_int_eq(kvd_lookup(space, 0, tokens, MANY * bt, ids, MANY, &pin), MANY * bt);
+        for (uint32_t i = 0; i < MANY; i++)
+                ck_assert_uint_eq(kvd_pin_block(&pin, ids[i])[BYTES - 1], i);
+        kvd_unpin(space, &pin);
+        for (uint32_t i = 0; i < 2 * MANY; i++) {
+                uint32_t *token = tokens + i / 2 * bt + i % 2 * (bt - 1);
+
+                *token ^= 1;
+                ck_assert_int_eq(kvd_match(space, 0, tokens, MANY * bt), i / 2 * bt);
+                *token ^= 1;
+        }
+        ck_assert_int_eq(kvd_match(space, 0, tokens, MANY * bt - 1), (MANY - 1) * bt);
+}
+
+START_TEST(blocks_of_any_size_are_compared_in_full) {
+        static const uint32_t sizes[] = {1,   2,    15,   255,  256,  257,
+                                         528, 1023, 1600, 2144, 4095, 4096};
+        const struct kvd_geometry g = OPAQUE(sizes[_i]);
+        static uint32_t tokens[MANY * 4096];
+        kvd_space *space = open_space("sizes", &g, 0);
+
+        for (uint32_t i = 0; i < MANY * sizes[_i]; i++)
+                tokens[i] = i * 2654435761u;
+        publish_many(space, sizes[_i], tokens);
+        compare_many(space, sizes[_i], tokens);
+        check_clean("sizes");
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(blocks_that_are_too_large_are_refused_in_words) {
+        static const struct kvd_geometry opaque = OPAQUE(4097), planes = {.layers = 1,
+                                                                          .kv_heads = 1,
+                                                                          .head_dim = 8,
+                                                                          .block_tokens = 257,
+                                                                          .dtype = KVD_F32,
+                                                                          .vocab = 1000};
+        kvd_space *space;
+
+        ck_assert_int_eq(kvd_space_open(handle, "s", &opaque, NULL, &space), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "1 to 4096"));
+        ck_assert_int_eq(kvd_space_open(handle, "s", &planes, NULL, &space), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "1 to 256"));
+        ck_assert_uint_eq(kvd_block_bytes(&opaque), 0);
+        ck_assert_uint_eq(kvd_block_bytes(&planes), 0);
+}
+END_TEST
+
 /* ---- arguments ------------------------------------------------------------------------------- */
 
 START_TEST(wrong_arguments_are_refused_in_words) {
@@ -659,10 +738,11 @@ SUITE("keys", FIXTURE(setup, teardown),
       TESTS(chains_of_different_salts_never_share, a_chain_keeps_its_salt,
             a_prefix_that_was_made_again_is_found),
       LOOPS(KEYED, keys_find_their_objects), LOOPS(2, an_object_is_never_a_chain_of_its_words),
+      LOOPS(12, blocks_of_any_size_are_compared_in_full),
       LOOPS(3, an_object_whose_producer_was_killed_halfway_is_not_found),
       TESTS(an_object_is_found_whole_or_not, keys_need_a_space_for_them,
             objects_of_other_salts_are_others, tokens_do_not_follow_an_object,
-            a_posted_object_is_found, an_opaque_space_refuses_the_methods,
-            an_opaque_space_is_a_space, another_opaque_geometry_is_refused_by_name,
-            wrong_arguments_are_refused_in_words, a_token_beyond_the_vocabulary_is_not_found,
-            a_fingerprint_depends_on_every_part))
+            a_posted_object_is_found, blocks_that_are_too_large_are_refused_in_words,
+            an_opaque_space_refuses_the_methods, an_opaque_space_is_a_space,
+            another_opaque_geometry_is_refused_by_name, wrong_arguments_are_refused_in_words,
+            a_token_beyond_the_vocabulary_is_not_found, a_fingerprint_depends_on_every_part))

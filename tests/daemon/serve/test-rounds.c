@@ -27,6 +27,10 @@ static struct one {
         uint32_t served;
 } all[CLIENTS];
 
+/* Rings have a size for its blocks. */
+static struct kvd_index ix = {.geometry.block_tokens = 16};
+static struct space space = {.ix = &ix};
+
 static int tell_time(uint64_t *ret) {
         *ret = clock_now;
         return 0;
@@ -55,6 +59,7 @@ static void set_up(void) {
         for (uint32_t i = 0; i < CLIENTS; i++) {
                 memset(&all[i], 0, sizeof all[i]);
                 all[i].attachment.page = &all[i].page;
+                all[i].attachment.space = &space;
                 all[i].attachment.filling.n = KVD_POSTS;
                 all[i].client.server = &server;
                 all[i].client.used = USED;

@@ -95,7 +95,7 @@ START_TEST(packed_tokens_are_all_there_and_no_others) {
                 plain[KVD_PACKED_MOST];
         uint32_t vocab = of[_i].vocab;
 
-        for (uint32_t bt = 1; bt <= KVD_MAX_BLOCK_TOKENS; bt += bt < 20 ? 1 : 59) {
+        for (uint32_t bt = 1; bt <= KVD_MAX_PLANE_TOKENS; bt += bt < 20 ? 1 : 59) {
                 struct kvd_shape shape = {.vocab = vocab, .block_tokens = bt};
                 uint32_t n = KVD_RUN_BLOCKS * bt, words = kvd_packed_words(&shape, n);
                 uint32_t bits = of[_i].high_bits;

@@ -29,7 +29,7 @@ static struct volumes all = {.n = 1, .disks = {&disk}};
 #define volume (all.volumes[0])
 static struct volume_item items[N];
 static struct kvd_label labels[N];
-static uint32_t tokens[N][16];
+static uint32_t n_tokens, tokens[N][KVD_MAX_BLOCK_TOKENS];
 static uint8_t payloads[N][BYTES];
 
 static void fill(uint8_t *payload, uint32_t i) {
@@ -56,8 +56,8 @@ static void plan(uint64_t epoch) {
                                                .root = 5,
                                                .group = 2,
                                                .depth = i,
-                                               .n_tokens = 16};
-                for (uint32_t t = 0; t < 16; t++)
+                                               .n_tokens = n_tokens};
+                for (uint32_t t = 0; t < n_tokens; t++)
                         tokens[i][t] = i * 100 + t;
                 fill(payloads[i], i);
                 items[i] = (struct volume_item){.place = place_of(i),
@@ -116,6 +116,7 @@ static uint32_t scan_all(struct kvd_disk_found *found) {
 
 static void set_up(void) {
         extent_bytes = EXTENT_BYTES;
+        n_tokens = 16;
         simulated_open(&disk, 2, extent_bytes, &dice);
 }
 
@@ -128,7 +129,7 @@ static void tear_down(void) {
 
 static struct kvd_disk_found found[2 * FILE_SLOTS];
 
-START_TEST(what_is_written_is_read) {
+static void write_and_read(void) {
         ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         ck_assert_uint_eq(read_all(), N);
@@ -143,6 +144,30 @@ START_TEST(what_is_written_is_read) {
                 ck_assert_mem_eq(&found[i].label, &labels[i], sizeof labels[i]);
                 ck_assert_uint_eq(found[i].place, place_of(i));
         }
+}
+
+START_TEST(what_is_written_is_read) {
+        write_and_read();
+}
+END_TEST
+
+/* Tokens that a record's sector has no room for are in sectors of their own, and compared. */
+START_TEST(records_have_all_tokens) {
+        static const uint32_t sizes[] = {FILE_RECORD_TOKENS, FILE_RECORD_TOKENS + 1, 1024, 1025,
+                                         KVD_MAX_BLOCK_TOKENS};
+
+        simulated_close(&disk);
+        n_tokens = sizes[_i];
+        extent_bytes = DISK_SECTOR + 3u * file_slot_bytes(BYTES, n_tokens);
+        simulated_open(&disk, 2, extent_bytes, &dice);
+        write_and_read();
+        for (uint32_t at = 0; at < n_tokens; at += n_tokens - 1) {
+                tokens[3][at]++;
+                ck_assert_uint_eq(read_all(), N - 1);
+                ck_assert_int_eq(items[3].error, -EBADMSG);
+                tokens[3][at]--;
+        }
+        ck_assert_uint_eq(read_all(), N);
 }
 END_TEST
 
@@ -434,4 +459,5 @@ SUITE("volume", WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(
             another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
             a_disk_that_does_nothing_has_erased_nothing, an_extent_that_cannot_be_read_is_said,
             version_1_is_read),
-      LOOPS(4, data_behind_zeros_stays), LOOPS(6, each_call_fails))
+      LOOPS(4, data_behind_zeros_stays), LOOPS(6, each_call_fails),
+      LOOPS(5, records_have_all_tokens))
