@@ -176,8 +176,9 @@ class Ledger:
 
     # ---- chains
 
-    def find(self, request: Request) -> Chain:
-        """Look up the longest prefix of a request in the pool, without its last token, which vLLM computes itself."""
+    def find(self, request: Request, most: int | None = None) -> Chain:
+        """Look up the longest prefix of a request in the pool, of at most `most` tokens; None: without its last token,
+        which vLLM computes itself."""
         self.drop_found()
         start = time.perf_counter()
         salt = extra_key(request, self.epoch, self.size)
@@ -186,7 +187,8 @@ class Ledger:
         elif request.skip_reading_prefix_cache or self.state is not self.SERVING:
             pin = kvd.Pin(self.space, salt=salt)
         else:
-            tokens = tokens_of(request, 0, (request.num_tokens - 1) // self.size * self.size, self.size)
+            most = request.num_tokens - 1 if most is None else most
+            tokens = tokens_of(request, 0, most // self.size * self.size, self.size)
             pin = self._lookup(tokens, salt)
             if pin.below and request.request_id not in self.below and self.wait > 0:
                 self._ask_below(request.request_id, tokens, salt)

@@ -82,8 +82,10 @@ class Manager(KVCacheManager):
     def _tables(self) -> dict[str, list[KVCacheBlock]]:
         return self.coordinator.single_type_managers[0].req_to_blocks
 
-    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
-        chain = self.ledger.find(request)
+    def get_computed_blocks(self, request: Request, max_cache_hit_length: int | None = None
+                            ) -> tuple[KVCacheBlocks, int, int]:
+        """Find a request's prefix in the pool. vLLM 0.33 may allow less than the whole prompt without its last token."""
+        chain = self.ledger.find(request, max_cache_hit_length)
         blocks = [self.block_pool.blocks[i] for i in chain.pin.blocks] if chain.pin else []
         return self.create_kv_cache_blocks((blocks,)), chain.length * self.ledger.size, 0
 
