@@ -268,16 +268,23 @@ def test_by_copy(world: World) -> None:
     world.daemon.check()
 
 
-def test_unsupported_features_are_refused_by_name(world: World) -> None:
-    done = subprocess.run([sys.executable, ROOT / "tests/engines/vllm_refusals.py", world.daemon.socket, MODEL],
-                          timeout=600, capture_output=True, text=True)
+def program(name: str, *arguments: str) -> None:
+    """Runs a test of its own: it replaces parts of vLLM, or needs no model."""
+    done = subprocess.run([sys.executable, ROOT / "tests/engines" / name, *arguments], timeout=600, capture_output=True,
+                          text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_unsupported_features_are_refused_by_name(world: World) -> None:
+    program("vllm_refusals.py", world.daemon.socket, MODEL)
 
 
 def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:
-    done = subprocess.run([sys.executable, ROOT / "tests/engines/vllm_events.py", world.daemon.socket], timeout=600,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    program("vllm_events.py", world.daemon.socket)
+
+
+def test_a_start_leaves_the_blocks_of_others_alone(world: World) -> None:
+    program("vllm_warmup.py", world.daemon.socket)
 
 
 def test_two_servers_as_users_start_them(world: World) -> None:

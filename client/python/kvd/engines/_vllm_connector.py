@@ -23,6 +23,7 @@ from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_pool import Manager
 from ._vllm_space import open_space, refuse_in_place, require_vllm
+from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
 
@@ -89,6 +90,8 @@ class KvdConnector(KVConnectorBase_V1):
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares)
         if is_worker:
             _spaces[engine] = self.space
+            guard()
+            self._map_null_block()
         self.size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
@@ -112,6 +115,11 @@ class KvdConnector(KVConnectorBase_V1):
         tensor.size = self.blocks * tensor.block_stride
 
     # ---- worker: the memory
+
+    def _map_null_block(self) -> None:
+        """Have block 0 mapped before vLLM's first step: the steps that it invents at its start read it."""
+        if not self.space.memory().mapped:
+            self.space.free(self.space.alloc(1))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str:
