@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from common import MODEL, ROOT, Instance, daemon, document, run
 from vllm_engine import Engine
@@ -283,6 +289,10 @@ def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:
     program("vllm_events.py", world.daemon.socket)
 
 
+def test_the_manager_alone(world: World) -> None:
+    program("vllm_manager.py", world.daemon.socket)
+
+
 def test_a_start_leaves_the_blocks_of_others_alone(world: World) -> None:
     program("vllm_warmup.py", world.daemon.socket)
 
@@ -310,6 +320,90 @@ def test_the_examples(world: World) -> None:
         done = subprocess.run([sys.executable, ROOT / "client/python/examples" / name, MODEL, world.daemon.socket],
                               timeout=600, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+# ---- models and features, one after the other in the processes of the world ------------------------------------------
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+SHARED = document(800, 230)
+ASKED = [SHARED + [401, 402], document(801, 140), SHARED + [403]]
+
+
+def draft_of(folder: str) -> dict:
+    """Speculation by a draft model that is right about two times in five: the model, with noise in its weights."""
+    target = Path(shutil.copytree(MODEL, Path(folder) / "draft")) / "model.safetensors"
+    weights, generator = load_file(target), torch.Generator().manual_seed(1)
+    for _, it in sorted(weights.items()):
+        if it.dim() > 1:
+            it += 0.5 * it.std() * torch.randn(it.shape, generator=generator)
+    save_file(weights, target, {"format": "pt"})
+    return {"method": "draft_model", "model": str(target.parent), "num_speculative_tokens": 3}
+
+
+def features(folder: str) -> Iterator[tuple[str, dict]]:
+    """Names and vLLM's options."""
+    subprocess.run([sys.executable, ROOT / "tests/engines/vllm_models.py", folder, "gemma-2", "gemma-3", "gpt-oss",
+                    "llama-4"], check=True, capture_output=True)
+    yield "n-gram speculation", {"speculative_config": NGRAM}
+    yield "a draft model", {"speculative_config": draft_of(folder)}
+    yield "Gemma 2", {"model": f"{folder}/gemma-2"}
+    yield "Gemma 3", {"model": f"{folder}/gemma-3"}
+    yield "gpt-oss, blocks zeroed before use", {"model": f"{folder}/gpt-oss", "zeroing": True}
+    yield "Llama 4", {"model": f"{folder}/llama-4"}
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        yield "an fp8 cache", {"kv_cache_dtype": "fp8"}
+    else:
+        print("skip an fp8 cache: vLLM needs AVX-512 for it")
+
+
+def in_place(world: World, options: dict) -> None:
+    """vLLM alone; one in place, cold and warm; and another, which starts when the pool has the first one's blocks. The
+    bytes of these do not change."""
+    extra = {"socket": world.daemon.socket}
+    world.alone.reopen(**options)
+    world.first.reopen("in place", extra=extra, **options)
+    for engine in (world.alone, world.first):
+        assert engine.hear()
+        engine.do(op="watch")
+    assert world.first.do(op="mapped")      # vLLM's null block, in a new space
+    expected, cold = world.alone.ask(ASKED[:2], max_tokens=40), world.first.ask(ASKED[:2], max_tokens=40)
+    before = world.first.do(op="content", tokens=ASKED[0])
+    if "speculative_config" in options:     # guesses were accepted, and not all of them
+        steps = world.first.do(op="seen")["steps"]
+        assert 40 / 4 + 1 < steps < 40, steps
+    world.second.reopen("in place", extra=extra, async_scheduling=False, max_num_batched_tokens=64, **options)
+    assert world.second.hear() and world.first.do(op="content", tokens=ASKED[0]) == before
+    warm = world.first.ask(ASKED[:2], max_tokens=40)
+    longer = [it + answer["tokens"] + [300] for it, answer in zip(ASKED, expected)]
+    for got, n in ((cold, [0, 0]), (warm, [whole(len(it)) for it in ASKED[:2]])):
+        same(got, expected)
+        assert [it["cached"] for it in got] == n, got
+    other = world.second.ask([ASKED[2], *longer])
+    same(other, world.alone.ask([ASKED[2], *longer]))
+    assert [it["cached"] for it in other] == [whole(len(SHARED) + 1), *(whole(len(it) - 1) for it in longer)], other
+
+
+def by_copy(world: World, options: dict) -> None:
+    """In the process that was alone: cold, and again when its own cache is empty."""
+    expected = world.alone.ask(ASKED, max_tokens=40)
+    world.alone.reopen("copy", extra={"socket": world.daemon.socket}, **options)
+    assert world.alone.hear()
+    for n in ([0, 0, 0], [whole(len(it)) for it in ASKED]):
+        got = world.alone.ask(ASKED, max_tokens=40)
+        same(got, expected)
+        assert n == [0, 0, 0] or [it["cached"] for it in got] == n, got
+        assert world.alone.do(op="reset")
+
+
+def test_models_and_features(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options in features(folder):
+            options = {"max_model_len": 512, **options}
+            in_place(world, options)
+            print(f"     {name} in place", flush=True)
+            by_copy(world, options)
+            print(f"     {name} by copy", flush=True)
+    world.daemon.check()
 
 
 if __name__ == "__main__":

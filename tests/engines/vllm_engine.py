@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import os
 import subprocess
@@ -39,14 +41,21 @@ class Engine:
 
     def __init__(self, kv: str | None = None, *, timeout: float = 600, extra: dict | None = None,
                  python: Path | str = sys.executable, environment: dict | None = None, **options):
-        options = {"model": os.environ["KVD_MODEL"], **DEFAULTS, **options,
-                   "kv_transfer_config": connector(kv, **(extra or {}))}
+        options = self._options(kv, extra, options)
         self.log = tempfile.TemporaryFile("w+")
         self.timeout = timeout
         self.process = subprocess.Popen([python, __file__, json.dumps(options)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True,
                                         env=os.environ | QUIET | (environment or {}))
         self.ready = False
+
+    def _options(self, kv: str | None, extra: dict | None, options: dict) -> dict:
+        return {"model": os.environ["KVD_MODEL"], **DEFAULTS, **options,
+                "kv_transfer_config": connector(kv, **(extra or {}))}
+
+    def reopen(self, kv: str | None = None, *, extra: dict | None = None, **options) -> None:
+        """Replaces the vLLM by another in the same process, which spares the imports. Does not wait for it."""
+        self.tell(op="open", **self._options(kv, extra, options))
 
     def tell(self, **command) -> None:
         self.process.stdin.write(json.dumps(command) + "\n")
@@ -98,13 +107,32 @@ class Engine:
 
 
 class Child:
+    llm = None
+
     def __init__(self, options: dict):
+        self.asked = 0
+        self.open(**options)
+
+    def open(self, zeroing: bool = False, **options) -> bool:
+        """Closes the vLLM, and makes another. zeroing: vLLM zeroes blocks before use, as for caches of mixed precision."""
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.v1.kv_cache_interface import KVCacheConfig
+        self.close()
+        KVCacheConfig.needs_kv_cache_zeroing = property(lambda caches: zeroing or caches.has_mixed_precision_kv_cache)
         kv = options.pop("kv_transfer_config")
         self.llm = LLM(**options, kv_transfer_config=KVTransferConfig(**kv) if kv else None)
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        self.asked = 0
+        return True
+
+    def close(self) -> None:
+        from vllm.platforms import current_platform
+        if self.llm is not None:
+            # Done, and not a second time: its search for kernels in all modules fails at some that are loaded by now.
+            current_platform.register_triton_kernel_overrides = lambda: None
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = self.scheduler = None
+            gc.collect()
 
     def _params(self, max_tokens: int, seed: int | None = None):
         from vllm import SamplingParams
@@ -138,6 +166,18 @@ class Child:
 
     def reset(self, running: bool = False) -> bool:
         return self.llm.reset_prefix_cache(running)
+
+    def mapped(self) -> int:
+        """The number of blocks that this process has mapped."""
+        return self.scheduler.connector.space.memory().mapped
+
+    def content(self, tokens: list[int]) -> str:
+        """A digest of the blocks that the pool has for a prompt."""
+        space = self.scheduler.connector.space
+        with space.lookup(tokens) as pin:
+            out = bytearray(len(pin) * space.block_bytes)
+            space.read(pin, out)
+        return f"{len(pin)} blocks, {hashlib.sha256(out).hexdigest()}"
 
     def numbers(self) -> dict:
         """The connector's counters, and what it holds of the pool."""
@@ -181,7 +221,7 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         say(getattr(child, command.pop("op"))(**command))
-    child.llm.llm_engine.engine_core.shutdown()
+    child.close()
 
 
 if __name__ == "__main__":

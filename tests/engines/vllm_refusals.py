@@ -8,12 +8,14 @@ import json
 import shutil
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor,
+from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, KVQuantMode,
                                         MLAAttentionSpec, SlidingWindowSpec)
 from vllm_engine import connector
 
@@ -51,6 +53,18 @@ def refused(words: str, config, caches) -> None:
         raise AssertionError(f"not refused: {words}")
 
 
+@contextmanager
+def changed(owner, name: str, value):
+    before = getattr(owner, name)
+    object.__setattr__(owner, name, value)
+    yield
+    object.__setattr__(owner, name, before)
+
+
+def speculation(method: str):
+    return SimpleNamespace(method=method, draft_model_config=None)
+
+
 def check_configurations() -> None:
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
     space.refuse_in_place(config, plain)            # this one is accepted
@@ -59,28 +73,45 @@ def check_configurations() -> None:
             ("decode context", "parallel_config", "decode_context_parallel_size", 2),
             ("prefill context", "parallel_config", "prefill_context_parallel_size", 2),
             ("data parallelism", "parallel_config", "data_parallel_size", 2),
-            ("prefix caching disabled", "cache_config", "enable_prefix_caching", False),
-            ("quantised KV cache", "cache_config", "cache_dtype", "fp8"),
-            ("layout LBHNC", "cache_config", "kv_cache_layout", "LBHNC"),
             ("sleep mode", "model_config", "enable_sleep_mode", True),
+            ("prefix caching disabled", "cache_config", "enable_prefix_caching", False),
+            ("layout LBHNC", "cache_config", "kv_cache_layout", "LBHNC"),
             ("residency metrics", "observability_config", "kv_cache_metrics", True),
             ("kv_role", "kv_transfer_config", "kv_role", "kv_producer")]:
-        owner = getattr(config, part)
-        before = getattr(owner, name)
-        object.__setattr__(owner, name, value)
-        refused(words, config, plain)
-        object.__setattr__(owner, name, before)
-    for part, value, words in [("speculative_config", object(), "speculative decoding"),
-                               ("kv_events_config", type("", (), {"enable_kv_cache_events": True})(), "events")]:
-        object.__setattr__(config, part, value)
-        refused(words, config, plain)
-        object.__setattr__(config, part, None)
+        with changed(getattr(config, part), name, value):
+            refused(words, config, plain)
+    with changed(config, "kv_events_config", SimpleNamespace(enable_kv_cache_events=True)):
+        refused("events", config, plain)
+    for method in ("eagle", "eagle3", "mtp", "dflash", "medusa", "custom_class"):
+        with changed(config, "speculative_config", speculation(method)):
+            refused(f"speculative decoding by {method};", config, plain)
+    for method in space.SPECULATION:
+        with changed(config, "speculative_config", speculation(method)):
+            space.refuse_in_place(config, plain)
+
+
+def check_gpus() -> None:
+    """What is refused on GPUs only; a stand-in says that there are some."""
+    config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
+    with changed(space, "current_platform", SimpleNamespace(is_cpu=lambda: False)):
+        space.refuse_in_place(config, plain)
+        with changed(config.parallel_config, "tensor_parallel_size", 2):
+            refused("tensor parallelism in place", config, plain)
+            space.refuse_always(config, plain)
+        with changed(config, "speculative_config", speculation("draft_model")):
+            refused("a draft model in place on GPUs", config, plain)
+        with changed(config, "speculative_config", speculation("ngram")):
+            space.refuse_in_place(config, plain)
 
 
 def check_caches() -> None:
     config = config_of()
-    refused("sliding window", config, caches_of(FullAttentionSpec(**PLAIN, sliding_window=64)))
-    refused("chunked local", config, caches_of(FullAttentionSpec(**PLAIN, attention_chunk_size=64)))
+    for spec in (FullAttentionSpec(**PLAIN, sliding_window=64), FullAttentionSpec(**PLAIN, attention_chunk_size=64),
+                 FullAttentionSpec(**PLAIN, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)):
+        space.refuse_in_place(config, caches_of(spec))
+    for mode in KVQuantMode:
+        if mode not in space.SCALES_WITH_WEIGHTS:
+            refused("whose scales are not in the weights", config, caches_of(FullAttentionSpec(**PLAIN, kv_quant_mode=mode)))
     refused("not causal", config, caches_of(FullAttentionSpec(**PLAIN, non_causal=True)))
     refused("SlidingWindowSpec", config, caches_of(SlidingWindowSpec(**PLAIN, sliding_window=64)))
     refused("MLAAttentionSpec", config, caches_of(MLAAttentionSpec(**PLAIN | {"num_kv_heads": 1})))
@@ -130,6 +161,28 @@ def check_spaces() -> None:
     assert space.open_space(config_of(), wider, "blhnc").name != mine.name
 
 
+def check_spaces_of_drafts() -> None:
+    """A draft model's keys and values are in the blocks, and other speculation leaves nothing there. An fp8 cache is
+    another space for each set of scales, because these are weights."""
+    caches, config = caches_of(FullAttentionSpec(**PLAIN)), config_of()
+    names = [space.open_space(config, caches, "blhnc").name]
+    with changed(config, "speculative_config", speculation("ngram")):
+        assert space.open_space(config, caches, "blhnc").name == names[0]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(MODEL, other := Path(folder) / "draft")
+        for _ in range(2):
+            with changed(config, "speculative_config", speculation("draft_model")):
+                config.speculative_config.draft_model_config = config_of(str(other)).model_config
+                names += [space.open_space(config, caches, "blhnc").name]
+                assert space.open_space(config, caches, "blhnc").name == names[-1]
+            weights = bytearray((other / "model.safetensors").read_bytes())
+            weights[-1] ^= 1
+            (other / "model.safetensors").write_bytes(weights)
+    with changed(config.cache_config, "cache_dtype", "fp8"), changed(space, "_kernels", lambda *_: "cpu-vec"):
+        names += [space.open_space(config, caches, "blhnc").name]
+    assert len({*names}) == 4, names
+
+
 def check_layout() -> None:
     register()
     register()
@@ -137,5 +190,6 @@ def check_layout() -> None:
 
 
 if __name__ == "__main__":
-    for check in (check_version, check_configurations, check_caches, check_spaces, check_layout):
+    for check in (check_version, check_configurations, check_gpus, check_caches, check_spaces, check_spaces_of_drafts,
+                  check_layout):
         check()

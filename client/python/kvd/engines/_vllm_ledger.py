@@ -283,9 +283,10 @@ class Ledger:
         self.numbers.publish_s += time.perf_counter() - start
 
     def _publish(self, chain: Chain) -> int:
-        """Post the blocks that are complete, ignoring steps in flight. Returns the number of complete blocks."""
+        """Post the blocks that are complete, ignoring steps in flight, and tokens that were guessed and computed but are
+        behind the request's end. Returns the number of complete blocks."""
         request = chain.request
-        done = (request.num_computed_tokens - request.num_in_flight_tokens) // self.size
+        done = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens) // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
             mine = [self.ours[block.block_id] for block in chain.blocks[chain.length:done]]
             try:

@@ -97,16 +97,19 @@ class Manager(KVCacheManager):
                     and not ledger.doubtful)
 
     def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0,
-                       new_computed_blocks: KVCacheBlocks | None = None, *, full_sequence_must_fit: bool = False,
-                       **options) -> KVCacheBlocks | None:
-        """Allocate the needed blocks from the pool, then do as vLLM. None: vLLM must wait, or preempt."""
-        if self._goes_on(request, num_new_tokens):
+                       new_computed_blocks: KVCacheBlocks | None = None, num_lookahead_tokens: int = 0, *,
+                       full_sequence_must_fit: bool = False, **options) -> KVCacheBlocks | None:
+        """Allocate the needed blocks from the pool, then do as vLLM. None: vLLM must wait, or preempt. Beyond its new
+        tokens, a step needs slots for num_lookahead_tokens, into which a draft model writes."""
+        options["num_lookahead_tokens"] = num_lookahead_tokens
+        if self._goes_on(request, num_new_tokens + num_lookahead_tokens):
             return super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
                                           **options)
         ledger, running = self.ledger, request.status == RequestStatus.RUNNING
         hits = new_computed_blocks.blocks[0] if new_computed_blocks else ()
         have = len(hits) + len(self._tables.get(request.request_id, ()))
-        tokens = min(request.num_computed_tokens + num_new_computed_tokens + num_new_tokens, self.max_model_len)
+        tokens = min(request.num_computed_tokens + num_new_computed_tokens + num_new_tokens + num_lookahead_tokens,
+                     self.max_model_len)
         need = cdiv(tokens, ledger.size) - have + (0 if running else self.watermark_blocks)
         ledger.fetch(max(need, 0))
         if ledger.state is ledger.STALE or (ledger.state is ledger.AWAY and not running):

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 import vllm
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVQuantMode
 
 import kvd
 
@@ -20,6 +20,8 @@ from ._common import weights
 
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
+SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model")
+SCALES_WITH_WEIGHTS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)   # other modes keep scales beside the blocks
 
 
 def require_vllm() -> None:
@@ -41,16 +43,17 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
     spec = specs[0] if specs else None
     plain = type(spec) is FullAttentionSpec
+    guess = config.speculative_config.method if config.speculative_config else None
     refuse([
         (config.kv_transfer_config.kv_role != "kv_both", "a kv_role other than kv_both"),
         (len(specs) != 1, f"{len(specs)} KV cache groups (hybrid models); one of full attention is what it takes"),
-        (not plain, f"{type(spec).__name__} (MLA, sliding window, Mamba, ...); full attention is what it takes"),
-        (plain and spec.sliding_window is not None, "sliding window attention"),
-        (plain and spec.attention_chunk_size is not None, "chunked local attention"),
+        (not plain, f"{type(spec).__name__} (MLA, sliding window in all layers, Mamba, ...); full attention in one layer"
+                    " at least, and keys of one size in all, is what it takes"),
         (plain and spec.non_causal, "attention that is not causal"),
-        (plain and (spec.kv_quant_mode != 0 or "8" in config.cache_config.cache_dtype),
-         f"a quantised KV cache (kv_cache_dtype {config.cache_config.cache_dtype}): its scales lie elsewhere"),
-        (config.speculative_config is not None, "speculative decoding"),
+        (plain and spec.kv_quant_mode not in SCALES_WITH_WEIGHTS,
+         f"kv_cache_dtype {config.cache_config.cache_dtype}, whose scales are not in the weights; fp8 has its there"),
+        (guess is not None and guess not in SPECULATION,
+         f"speculative decoding by {guess}; {', '.join(SPECULATION)} are what it takes"),
         (config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism"),
         (config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallelism"),
         (config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism"),
@@ -63,12 +66,15 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
 
 def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     refuse_always(config, caches)
+    on_gpus, guess, parallel = not current_platform.is_cpu(), config.speculative_config, config.parallel_config
     refuse([
-        (config.parallel_config.tensor_parallel_size > 1 and not current_platform.is_cpu(),
+        (on_gpus and parallel.tensor_parallel_size > 1,
          "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
+        (on_gpus and guess is not None and guess.method == "draft_model",
+         "a draft model in place on GPUs, which may still be writing a block that is published: use"
+         " kvd.engines.vllm_copy"),
         (not config.cache_config.enable_prefix_caching, "prefix caching disabled (--no-enable-prefix-caching)"),
         (config.model_config.enable_sleep_mode, "sleep mode"),
-        (caches.needs_kv_cache_zeroing, "a KV cache whose blocks are zeroed before use"),
         (bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events), "KV cache events"),
         (config.observability_config.kv_cache_metrics, "KV cache residency metrics (--kv-cache-metrics)"),
     ])
@@ -87,11 +93,24 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
 
 # ---- fingerprint -----------------------------------------------------------------------------------------------------
 
-def _weights(config: VllmConfig) -> tuple:
+def _model(config: VllmConfig, model: ModelConfig) -> tuple:
+    """Return what distinguishes a model, or a draft model, from others: its weights, among them the scales of an fp8
+    cache, its configuration, and its precision."""
     if config.load_config.load_format == "dummy":
-        return ("dummy", os.urandom(16))        # random weights, which no other process has
-    given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
-    return weights(config.model_config.model, given, getattr(config.model_config.hf_config, "_commit_hash", None))
+        bytes_of_weights = ("dummy", os.urandom(16))        # random weights, which no other process has
+    else:
+        given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
+        bytes_of_weights = weights(model.model, given, getattr(model.hf_config, "_commit_hash", None))
+    served = model.max_model_len if any(kind in str(model.hf_config) for kind in PACKED_AS_SERVED) else 0
+    return (bytes_of_weights, model.hf_config.to_json_string(use_diff=False), str(model.dtype),
+            str(model.quantization), served)
+
+
+def _draft(config: VllmConfig) -> tuple:
+    """Return the same for a draft model, whose keys and values are in the blocks, too; () for other speculation, which
+    leaves nothing in a block."""
+    guess = config.speculative_config
+    return _model(config, guess.draft_model_config) if guess and guess.method == "draft_model" else ()
 
 
 def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
@@ -105,12 +124,10 @@ def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
     """Return a fingerprint that is equal if two vLLMs write the same bytes for the same tokens. part is the part of the
     model with tensor parallelism."""
-    model, spec = config.model_config, caches.kv_cache_groups[0].kv_cache_spec
-    served = model.max_model_len if any(kind in str(model.hf_config) for kind in PACKED_AS_SERVED) else 0
+    spec = caches.kv_cache_groups[0].kv_cache_spec
     return kvd.fingerprint(
-        "vllm", vllm.__version__, kind, part, _weights(config), model.hf_config.to_json_string(use_diff=False),
-        str(model.dtype), str(model.quantization), config.cache_config.cache_dtype, repr(spec),
-        caches.kv_cache_groups[0].layer_names, _kernels(config, spec), served)
+        "vllm", vllm.__version__, kind, part, _model(config, config.model_config), config.cache_config.cache_dtype,
+        repr(spec), caches.kv_cache_groups[0].layer_names, _kernels(config, spec), _draft(config))
 
 
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1),

@@ -13,7 +13,8 @@ size is the size of the cache, regardless of vLLM's own setting.
 
 Extra configuration: socket (default: $KVD_SOCKET or /run/kvd-0.sock); space (a name for the space: other weights,
 versions or kernels are then refused instead of getting a space of their own); fingerprint (a name for the weights,
-which must change when they change; by default they are read at start, which takes a second for some gigabytes);
+which must change when they, or a draft model's, change; by default they are read at start, which takes a second for
+some gigabytes);
 fetch_wait (seconds that a new request waits for parts of its prompt from the daemon's file or servers, while other
 requests run; default 1; 0: do not wait, compute them).
 
@@ -24,10 +25,16 @@ when the daemon dies). cache_salt and LoRA adapters are part of all keys of a re
 their first block on, so that text before an image is shared with any image. Requests with prompt embeddings are not
 shared.
 
-Refused at start, by name: pipeline and context parallelism, tensor parallelism on GPUs (see kvd.engines.vllm_copy; on
-CPUs the workers' shares of a block are adjacent in it), speculative decoding, MLA, sliding window, hybrid models,
-quantised KV caches, sleep mode, KV cache events. A reset of vLLM's prefix cache (for new weights) ends sharing with
-other processes until this vLLM is restarted. Not run on a GPU.
+Models: all layers have attention with keys of one size, and at least one of them looks at all tokens; the others may
+have sliding windows or chunks (Gemma 2 and 3, gpt-oss, Llama 4). A block then has all layers' keys of its tokens, also
+those that have left a window. Speculation by n-gram, suffix or a draft model, whose keys are in the blocks, too; vLLMs
+with another draft do not share. fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2).
+
+Refused at start, by name: pipeline, data and context parallelism; on GPUs, tensor parallelism and draft models (see
+kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it); EAGLE, MTP and other speculation by
+hidden states; MLA, Mamba, a sliding window in all layers, hybrid models; other quantised KV caches; sleep mode; KV cache
+events. A reset of vLLM's prefix cache (for new weights) ends sharing with other processes until this vLLM is restarted.
+Not run on a GPU.
 """
 
 from ._common import missing

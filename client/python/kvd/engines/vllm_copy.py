@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy blocks between the KV cache of vLLM (0.31 or later; tested with 0.32) and kvd's pool: for tensor parallelism,
-and if the cache cannot be placed in the pool. Prefer kvd.engines.vllm if it works: it shares blocks without a copy.
+"""Copy blocks between the KV cache of vLLM (0.31 or later; tested with 0.32) and kvd's pool: for parallelism on
+GPUs, and if the cache cannot be placed in the pool. Prefer kvd.engines.vllm if it works: it shares blocks without a copy.
 
     python -m vllm.entrypoints.openai.api_server --model MODEL --kv-transfer-config '{
         "kv_connector": "KvdCopyConnector", "kv_connector_module_path": "kvd.engines.vllm_copy", "kv_role": "kv_both",
@@ -12,8 +12,8 @@ have, and pins it until the step that loads it has ended; workers compare the to
 used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues alone. If the
 daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute").
 
-Refused at start: everything that kvd.engines.vllm refuses, except tensor parallelism, sleep mode, events, other layouts
-and disabled prefix caching. Not run on a GPU.
+Refused at start: everything that kvd.engines.vllm refuses, except tensor parallelism, sleep mode, and draft models on
+GPUs, events, other layouts and disabled prefix caching. Not run on a GPU.
 """
 
 from ._common import missing

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For test_vllm.py: kvd's block manager, made of vLLM's own, without a model. A request is what the scheduler makes.
+
+    vllm_manager.py SOCKET      the socket of a daemon
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+import torch
+from vllm import SamplingParams
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+
+import kvd
+from kvd.engines._vllm_ledger import Ledger
+from kvd.engines._vllm_pool import Manager
+
+SIZE, LENGTH = 16, 512
+TOKENS = [7 + i % 250 for i in range(10 * SIZE + 5)]
+KVCacheConfig.needs_kv_cache_zeroing = True     # as for caches of mixed precision, which are groups of their own today
+
+
+@contextmanager
+def manager(socket: str, keep: int = 4):
+    spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    with kvd.connect(socket) as client:
+        geometry = kvd.Geometry.opaque(spec.page_size_bytes, "manager", block_tokens=SIZE)
+        with client.space("manager", geometry) as space:
+            caches = KVCacheConfig(num_blocks=space.memory().blocks, kv_cache_tensors=[],
+                                   kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+            it = KVCacheManager(caches, LENGTH, SIZE, SIZE)
+            Manager.adopt(it, Ledger(space, SIZE, keep=keep, wait=0))
+            it.ledger.fetch(1)      # the first block of a pool is vLLM's null block
+            yield it
+            it.ledger.shut()
+
+
+def request(name: str, tokens: list[int]) -> Request:
+    return Request(name, tokens, SamplingParams(max_tokens=99), None, block_hasher=lambda _: [])
+
+
+def serve(it: Manager, asked: Request) -> list[int]:
+    """Schedules a whole prompt, and has its output. Returns the ids of its blocks."""
+    found, n, _ = it.get_computed_blocks(asked)
+    assert it.allocate_slots(asked, asked.num_tokens - n, n, found) is not None
+    asked.status, asked.num_computed_tokens = RequestStatus.RUNNING, asked.num_tokens
+    it.ledger.publish()
+    it.ledger.space.flush()
+    return it.get_block_ids(asked.request_id)[0]
+
+
+def check_the_longest_hit_that_vllm_allows(socket: str) -> None:
+    with manager(socket) as it:
+        serve(it, asked := request("one", TOKENS))
+        it.free(asked)
+        for most, n in ((None, 10 * SIZE), (10 * SIZE + 4, 10 * SIZE), (5 * SIZE - 1, 4 * SIZE), (SIZE - 1, 0), (0, 0)):
+            found, length, _ = it.get_computed_blocks(request("two", TOKENS), most)
+            assert (length, len(found.blocks[0])) == (n, n // SIZE), (most, length)
+        assert it.get_computed_blocks(request("three", TOKENS))[1] == 10 * SIZE
+        it.ledger.drop_found()
+
+
+def check_slots_of_drafts(socket: str) -> None:
+    """A draft model writes behind the tokens of a step: here into three blocks more, none of which has been taken from
+    the pool yet. At the longest length, there is nothing behind it."""
+    with manager(socket, keep=1) as it:
+        ids = serve(it, asked := request("drafts", TOKENS[:2 * SIZE]))
+        while it.ledger.free:
+            it.ledger.space.free([it.ledger.free.pop()])
+        asked.append_output_token_ids(9)
+        more = it.allocate_slots(asked, 1, num_lookahead_tokens=2 * SIZE)
+        assert more is not None and len(more.blocks[0]) == 3 and not {*ids} & {*more.get_block_ids()[0]}
+        assert it.allocate_slots(asked, 1, num_lookahead_tokens=2 * SIZE).get_block_ids() == ([],)
+        it.free(asked)
+        serve(it, asked := request("full", [5] * (LENGTH - 1)))
+        asked.append_output_token_ids(9)
+        assert it.allocate_slots(asked, 1, num_lookahead_tokens=2 * SIZE).get_block_ids() == ([],)
+        it.free(asked)
+        assert not it.ledger.used
+
+
+def check_guesses_behind_the_end(socket: str) -> None:
+    """A request stops within the tokens that were guessed and accepted. The slots behind its last token are not
+    published."""
+    with manager(socket) as it:
+        serve(it, asked := request("end", [8] * (3 * SIZE)))
+        assert it.allocate_slots(asked, SIZE) is not None       # guesses; all are right, and the first ends the request
+        asked.append_output_token_ids(9)
+        asked.num_computed_tokens += SIZE
+        it.ledger.plan(asked, 4)
+        it.free(asked)
+        it.ledger.space.flush()
+        assert it.ledger.space.match([8] * (3 * SIZE) + [9] * SIZE) == 3 * SIZE
+        assert it.ledger.state == it.ledger.SERVING
+
+
+def check_only_own_blocks_are_zeroed(socket: str) -> None:
+    with manager(socket) as it:
+        first = serve(it, one := request("first", [6] + TOKENS))
+        assert it.take_new_block_ids() == first
+        it.free(one)
+        second = serve(it, two := request("second", [6] + TOKENS + [3] * SIZE))
+        zeroed = it.take_new_block_ids()
+        assert second[:10] == first[:10] and zeroed == second[10:], (first, second, zeroed)
+        assert {*zeroed} <= {*it.ledger.ours}
+        it.free(two)
+
+
+if __name__ == "__main__":
+    for check in (check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
+                  check_only_own_blocks_are_zeroed):
+        check(sys.argv[1])

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes small models of the families that are served today: 4 layers of random weights. Their answers mean nothing, but
+tokens and bytes can be compared.
+
+    python vllm_models.py FOLDER NAME...        makes FOLDER/NAME, in float32
+
+Windows and chunks are WINDOW tokens, which is less than the tests' prompts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+WINDOW = 64
+SIZES = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
+         "initializer_range": 0.08, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ALTERNATE = ["sliding_attention", "full_attention"] * 2
+FAMILIES = {
+    "gemma-2": ("Gemma2Config", {"tie_word_embeddings": True, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
+                                 "layer_types": ALTERNATE}),
+    "gemma-3": ("Gemma3TextConfig", {"tie_word_embeddings": True, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
+                                     "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+    "gpt-oss": ("GptOssConfig", {"sliding_window": WINDOW, "layer_types": ALTERNATE, "num_local_experts": 4,
+                                 "num_experts_per_tok": 2}),
+    "llama-4": ("Llama4TextConfig", {"attention_chunk_size": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 1,
+                                     "intermediate_size_mlp": 192, "no_rope_layers": [1, 1, 1, 0],
+                                     "layer_types": ["chunked_attention"] * 3 + ["full_attention"]}),
+}
+
+
+def make(folder: Path, name: str, **changes) -> Path:
+    """Makes the model of a family in folder/name, with `changes` in its configuration. Returns where it is."""
+    kind, own = FAMILIES[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, kind)(**SIZES | own | changes)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / name)
+    return folder / name
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        make(Path(sys.argv[1]), name)
