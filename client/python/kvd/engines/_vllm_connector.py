@@ -117,9 +117,11 @@ class KvdConnector(KVConnectorBase_V1):
     # ---- worker: the memory
 
     def _map_null_block(self) -> None:
-        """Have block 0 mapped before vLLM's first step: the steps that it invents at its start read it."""
+        """Have block 0 mapped before vLLM's first step: the steps that it invents at its start read it. A handle of its
+        own, which is closed, keeps no blocks for this worker, which allocates no others."""
         if not self.space.memory().mapped:
-            self.space.free(self.space.alloc(1))
+            with self.space.daemon.space(self.space.name, self.space.geometry) as brief:
+                brief.free(brief.alloc(1))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str:
