@@ -167,6 +167,14 @@ class Child:
     def reset(self, running: bool = False) -> bool:
         return self.llm.reset_prefix_cache(running)
 
+    def sleep(self, level: int) -> bool:
+        self.llm.sleep(level)
+        return True
+
+    def wake(self) -> bool:
+        self.llm.wake_up()
+        return True
+
     def mapped(self) -> int:
         """The number of blocks that this process has mapped."""
         return self.scheduler.connector.space.memory().mapped

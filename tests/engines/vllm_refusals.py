@@ -72,8 +72,6 @@ def check_configurations() -> None:
             ("pipeline parallelism", "parallel_config", "pipeline_parallel_size", 2),
             ("decode context", "parallel_config", "decode_context_parallel_size", 2),
             ("prefill context", "parallel_config", "prefill_context_parallel_size", 2),
-            ("data parallelism", "parallel_config", "data_parallel_size", 2),
-            ("sleep mode", "model_config", "enable_sleep_mode", True),
             ("prefix caching disabled", "cache_config", "enable_prefix_caching", False),
             ("layout LBHNC", "cache_config", "kv_cache_layout", "LBHNC"),
             ("residency metrics", "observability_config", "kv_cache_metrics", True),
@@ -85,6 +83,9 @@ def check_configurations() -> None:
     for method in ("eagle", "eagle3", "mtp", "dflash", "medusa", "custom_class"):
         with changed(config, "speculative_config", speculation(method)):
             refused(f"speculative decoding by {method};", config, plain)
+    for part, name, value in [("parallel_config", "data_parallel_size", 2), ("model_config", "enable_sleep_mode", True)]:
+        with changed(getattr(config, part), name, value):
+            space.refuse_in_place(config, plain)
     for method in space.SPECULATION:
         with changed(config, "speculative_config", speculation(method)):
             space.refuse_in_place(config, plain)
@@ -95,9 +96,13 @@ def check_gpus() -> None:
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
     with changed(space, "current_platform", SimpleNamespace(is_cpu=lambda: False)):
         space.refuse_in_place(config, plain)
-        with changed(config.parallel_config, "tensor_parallel_size", 2):
-            refused("tensor parallelism in place", config, plain)
-            space.refuse_always(config, plain)
+        for words, part, name, value in [
+                ("tensor parallelism in place", "parallel_config", "tensor_parallel_size", 2),
+                ("data parallelism", "parallel_config", "data_parallel_size", 2),
+                ("data parallelism", "parallel_config", "data_parallel_index", 1)]:
+            with changed(getattr(config, part), name, value):
+                refused(words, config, plain)
+                space.refuse_always(config, plain)
         with changed(config, "speculative_config", speculation("draft_model")):
             refused("a draft model in place on GPUs", config, plain)
         with changed(config, "speculative_config", speculation("ngram")):

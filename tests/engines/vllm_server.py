@@ -38,14 +38,15 @@ def free_port() -> int:
 class Server:
     """Starts at once. ready() waits until it answers."""
 
-    def __init__(self, kv: str | None = None, *, environment: dict, python: Path | str = sys.executable, **extra):
+    def __init__(self, kv: str | None = None, *, environment: dict, python: Path | str = sys.executable,
+                 options: tuple[str, ...] = (), **extra):
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.log = tempfile.TemporaryFile("w+")
         command = pasted_server(str(python), os.environ["KVD_MODEL"], port,
                                 json.dumps(connector(kv, **extra)) if kv else None)
         command += ["--served-model-name", "kvlm", "--host", "127.0.0.1", "--dtype", "float32", "--block-size", "32",
                     "--max-model-len", "4096", "--enforce-eager", "--enable-prompt-tokens-details",
-                    "--disable-uvicorn-access-log"]
+                    "--disable-uvicorn-access-log", *options]
         quiet = {name: value for name, value in QUIET.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
                                         env=os.environ | quiet | environment)
@@ -61,12 +62,13 @@ class Server:
                     raise RuntimeError(f"the server does not start:\n{self.tail()}") from None
                 time.sleep(0.2)
 
-    def complete(self, prompt: str | list[int], max_tokens: int = 16, **options) -> dict:
-        """Returns text, tokens, the number of cached tokens, and the seconds until the whole answer was there."""
+    def complete(self, prompt: str | list[int], max_tokens: int = 16, rank: int = 0, **options) -> dict:
+        """Returns text, tokens, the number of cached tokens, and the seconds until the whole answer was there. rank: the
+        engine that is to answer, with data parallelism."""
         body = {"model": "kvlm", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
                 "return_token_ids": True, **options}
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
+                                         {"Content-Type": "application/json", "X-data-parallel-rank": str(rank)})
         start = time.perf_counter()
         with urllib.request.urlopen(request, timeout=600) as response:
             answer = json.load(response)

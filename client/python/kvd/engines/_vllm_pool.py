@@ -59,6 +59,7 @@ class Pool(BlockPool):
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self.ledger.used)
             return False
         self.ledger.epoch = os.urandom(16)
+        self.ledger.forget()        # vLLM also resets before it sleeps, and holds no block until it serves again
         logger.info("kvd: reset; this vLLM does not share with others any more")
         return True
 

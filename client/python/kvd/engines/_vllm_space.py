@@ -57,8 +57,6 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
         (config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism"),
         (config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallelism"),
         (config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism"),
-        (config.parallel_config.data_parallel_size > 1,
-         "data parallelism inside of one vLLM: start as many vLLMs, they share the cache"),
         (config.model_config.runner_type != "generate", f"a model of kind {config.model_config.runner_type}"),
         (config.model_config.is_encoder_decoder, "encoder and decoder models"),
     ])
@@ -70,11 +68,12 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     refuse([
         (on_gpus and parallel.tensor_parallel_size > 1,
          "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
+        (on_gpus and (parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0),  # the size in a rank may be 1
+         "data parallelism inside of one vLLM on GPUs: start a vLLM for each GPU, with the daemon of that GPU"),
         (on_gpus and guess is not None and guess.method == "draft_model",
          "a draft model in place on GPUs, which may still be writing a block that is published: use"
          " kvd.engines.vllm_copy"),
         (not config.cache_config.enable_prefix_caching, "prefix caching disabled (--no-enable-prefix-caching)"),
-        (config.model_config.enable_sleep_mode, "sleep mode"),
         (bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events), "KV cache events"),
         (config.observability_config.kv_cache_metrics, "KV cache residency metrics (--kv-cache-metrics)"),
     ])

@@ -12,8 +12,8 @@ have, and pins it until the step that loads it has ended; workers compare the to
 used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues alone. If the
 daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute").
 
-Refused at start: everything that kvd.engines.vllm refuses, except tensor parallelism, sleep mode, and draft models on
-GPUs, events, other layouts and disabled prefix caching. Not run on a GPU.
+Refused at start: everything that kvd.engines.vllm refuses, except tensor and data parallelism and draft models on GPUs,
+events, other layouts and disabled prefix caching. Not run on a GPU.
 """
 
 from ._common import missing
