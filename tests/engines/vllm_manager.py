@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import contextmanager
 
@@ -16,6 +17,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 
 import kvd
+from kvd.engines._vllm_connector import KvdConnector, Step
+from kvd.engines._vllm_groups import Groups
 from kvd.engines._vllm_ledger import Ledger
 from kvd.engines._vllm_pool import Manager
 
@@ -33,7 +36,7 @@ def manager(socket: str, keep: int = 4):
             caches = KVCacheConfig(num_blocks=space.memory().blocks, kv_cache_tensors=[],
                                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
             it = KVCacheManager(caches, LENGTH, SIZE, SIZE)
-            Manager.adopt(it, Ledger(space, SIZE, keep=keep, wait=0))
+            Manager.adopt(it, Ledger(space, Groups(it.coordinator), keep=keep, wait=0))
             it.ledger.fetch(1)      # the first block of a pool is vLLM's null block
             yield it
             it.ledger.shut()
@@ -110,7 +113,20 @@ def check_only_own_blocks_are_zeroed(socket: str) -> None:
         it.free(two)
 
 
+def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
+    """vLLM zeroes new blocks before it binds the metadata of their step, in a worker that has its own mapping."""
+    with manager(socket) as it, kvd.connect(socket) as client:
+        with client.space("manager", it.ledger.space.geometry) as space:
+            memory = space.memory()
+            worker = object.__new__(KvdConnector)
+            worker.space, worker.base, worker.mapped, worker.era = space, memory.base, memory.mapped, 0
+            assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
+            worker.handle_preemptions(Step(it.ledger.top, 0))
+            assert worker.mapped >= it.ledger.top
+            ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
+
+
 if __name__ == "__main__":
     for check in (check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
-                  check_only_own_blocks_are_zeroed):
+                  check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes):
         check(sys.argv[1])

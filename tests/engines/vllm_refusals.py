@@ -36,12 +36,12 @@ def config_of(model: str = MODEL, **extra):
     return made
 
 
-def caches_of(spec, groups: int = 1) -> KVCacheConfig:
+def caches_of(spec, *more) -> KVCacheConfig:
     names = [f"layer{i}" for i in range(8)]
     tensor = KVCacheTensor(size=8 * 16 * spec.page_size_bytes, layers=names, layer_stride=spec.page_size_bytes,
                            block_stride=8 * spec.page_size_bytes)
     return KVCacheConfig(num_blocks=16, kv_cache_tensors=[tensor],
-                         kv_cache_groups=[KVCacheGroupSpec(names, spec)] * groups)
+                         kv_cache_groups=[KVCacheGroupSpec(names, it) for it in (spec, *more)])
 
 
 def refused(words: str, config, caches) -> None:
@@ -55,10 +55,10 @@ def refused(words: str, config, caches) -> None:
 
 @contextmanager
 def changed(owner, name: str, value):
-    before = getattr(owner, name)
-    object.__setattr__(owner, name, value)
+    before, put = getattr(owner, name), (type if isinstance(owner, type) else object).__setattr__
+    put(owner, name, value)
     yield
-    object.__setattr__(owner, name, before)
+    put(owner, name, before)
 
 
 def speculation(method: str):
@@ -107,6 +107,13 @@ def check_gpus() -> None:
             refused("a draft model in place on GPUs", config, plain)
         with changed(config, "speculative_config", speculation("ngram")):
             space.refuse_in_place(config, plain)
+        with changed(KVCacheConfig, "needs_kv_cache_zeroing", True):
+            for executor, is_refused in ((None, False), ("uni", False), ("mp", True)):
+                with changed(config.parallel_config, "distributed_executor_backend", executor):
+                    if is_refused:
+                        refused("zeroed by workers in other processes", config, plain)
+                    else:
+                        space.refuse_in_place(config, plain)
 
 
 def check_caches() -> None:
@@ -118,12 +125,16 @@ def check_caches() -> None:
         if mode not in space.SCALES_WITH_WEIGHTS:
             refused("whose scales are not in the weights", config, caches_of(FullAttentionSpec(**PLAIN, kv_quant_mode=mode)))
     refused("not causal", config, caches_of(FullAttentionSpec(**PLAIN, non_causal=True)))
-    refused("SlidingWindowSpec", config, caches_of(SlidingWindowSpec(**PLAIN, sliding_window=64)))
+    window = SlidingWindowSpec(**PLAIN, sliding_window=64)
+    refused("without full attention", config, caches_of(window))
     refused("MLAAttentionSpec", config, caches_of(MLAAttentionSpec(**PLAIN | {"num_kv_heads": 1})))
-    refused("2 KV cache groups", config, caches_of(FullAttentionSpec(**PLAIN), groups=2))
-    loose = caches_of(FullAttentionSpec(**PLAIN))
-    loose.kv_cache_tensors[0].block_stride += 64
-    refused("not packed", config, loose)
+    space.refuse_in_place(config, caches_of(FullAttentionSpec(**PLAIN), window, FullAttentionSpec(**PLAIN)))
+    refused("blocks of different sizes", config,
+            caches_of(FullAttentionSpec(**PLAIN), FullAttentionSpec(**PLAIN | {"block_size": 64})))
+    for change in ({"block_stride": 64}, {"offset": 64}):
+        loose = caches_of(FullAttentionSpec(**PLAIN))
+        loose.kv_cache_tensors[0] = dataclasses.replace(loose.kv_cache_tensors[0], **change)
+        refused("not packed", config, loose)
 
 
 def check_version() -> None:

@@ -43,16 +43,17 @@ class Serving:
     """A vLLM without a model, in place: it looks up requests and publishes their blocks."""
 
     def __init__(self, space: kvd.Space):
-        self.space, self.ledger = space, Ledger(space, SIZE, keep=4, wait=0)
+        groups = types.SimpleNamespace(size=SIZE, step=SIZE, dense=[0], kinds=[], places={}, salts=lambda salt: [salt])
+        self.space, self.ledger = space, Ledger(space, groups, keep=4, wait=0)
 
     def serve(self, it) -> int:
         """Returns the number of tokens found."""
-        chain, n = self.ledger.find(it), len(it.all_token_ids) // SIZE
+        chain, n = self.ledger.find(it, it.num_tokens - 1), len(it.all_token_ids) // SIZE
         found = chain.length
         assert any(self.ledger.fetch(n - found) for _ in range(2))      # the first block is vLLM's null block
-        table = [types.SimpleNamespace(block_id=i) for i in (chain.pin.blocks if chain.pin else [])]
+        table = [types.SimpleNamespace(block_id=i) for i in (chain.pins[0].blocks if chain.pins else [])]
         table += [types.SimpleNamespace(block_id=i) for i in self.ledger.hand_out(n - found)]
-        self.ledger.admit(it, table)
+        self.ledger.admit(it, [table], found * SIZE)
         self.ledger.plan(it, n)
         it.num_computed_tokens = len(it.all_token_ids)
         self.ledger.publish()
@@ -103,6 +104,20 @@ def test_pictures_that_only_seem_alike(space):
     for first in range(0, 96, SIZE):            # published block by block, looked up at once
         end = first + SIZE
         assert keys.tokens_of(request("x", tokens, ("a", 20, 50)), first, end, SIZE) == whole[first:end]
+
+
+def test_keys_of_prefixes(space):
+    """A key covers all that comes before its position, and nothing behind it, however it is computed."""
+    tokens, pictures = [9] * 96, [("a", 20, 20)]
+    first = keys.PrefixKeys(request("x", tokens, *pictures), 0, SIZE)
+    whole = [first.upto(end) for end in range(SIZE, 97, SIZE)]
+    assert len({*whole}) == 6 and all(len(it) == 32 for it in whole)
+    for other, salt, like in ((tokens + [1] * 40, 0, 6), (tokens[:40] + [1] * 99, 0, 2), (tokens, 1, 0)):
+        again = keys.PrefixKeys(request("y", other, *pictures), salt, SIZE)
+        assert [again.upto(end) for end in (96, 80, 64, 48, 32, 16)][::-1][:like] == whole[:like]
+        assert not {*whole[like:]} & {again.upto(end) for end in range(SIZE, 97, SIZE)}
+    plain = keys.PrefixKeys(request("z", tokens), 0, SIZE)
+    assert plain.upto(16) == whole[0] and plain.upto(32) != whole[1]
 
 
 def test_request_wide_inputs_change_the_salt(space):

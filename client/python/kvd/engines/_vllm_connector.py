@@ -10,19 +10,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata,
-                                                               KVConnectorRole)
+                                                               KVConnectorRole, SupportsHMA)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
-from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 import kvd
 
+from ._vllm_groups import Groups
 from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_pool import Manager
-from ._vllm_space import open_space, refuse_in_place, require_vllm
+from ._vllm_space import block_tokens, blocks_needed, open_space, refuse_in_place, require_vllm
 from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
@@ -79,7 +79,7 @@ class KvdStats(KVConnectorStats):
         return not self.data
 
 
-class KvdConnector(KVConnectorBase_V1):
+class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig):
         super().__init__(vllm_config, role, kv_cache_config)
         require_vllm()
@@ -92,7 +92,7 @@ class KvdConnector(KVConnectorBase_V1):
             _spaces[engine] = self.space
             guard()
             self._map_null_block()
-        self.size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
         self.share = get_tensor_model_parallel_rank() if is_worker else 0
@@ -103,16 +103,23 @@ class KvdConnector(KVConnectorBase_V1):
     def _make_room(self, config: VllmConfig, caches: KVCacheConfig, shares: int) -> None:
         """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM. The
         workers' shares of a block are adjacent in it."""
-        needed = cdiv(config.model_config.max_model_len, self.size) + 1
+        needed = blocks_needed(config, caches)
         if self.blocks < needed:
             raise ValueError(f"kvd's pool has room for {self.blocks} blocks of {self.space.geometry.block_bytes} bytes;"
                              f" a sequence of max_model_len needs {needed}. Give it a larger pool, or vLLM a smaller"
-                             f" --max-model-len (at most {max(self.blocks - 1, 0) * self.size})")
-        (tensor,) = caches.kv_cache_tensors
+                             f" --max-model-len (at most {self._longest(config, caches)})")
         caches.num_blocks = config.cache_config.num_gpu_blocks = self.blocks
-        tensor.offset = self.share * tensor.block_stride
-        tensor.block_stride *= shares
-        tensor.size = self.blocks * tensor.block_stride
+        for tensor in caches.kv_cache_tensors:
+            tensor.offset += self.share * tensor.block_stride
+            tensor.block_stride *= shares
+            tensor.size = self.blocks * tensor.block_stride
+
+    def _longest(self, config: VllmConfig, caches: KVCacheConfig) -> int:
+        """Return the longest sequence, in whole blocks, for which the pool has room."""
+        model = config.model_config
+        while model.max_model_len > 0 and blocks_needed(config, caches) > self.blocks:
+            model.max_model_len = (model.max_model_len - 1) // self.size * self.size
+        return model.max_model_len
 
     # ---- worker: the memory
 
@@ -131,26 +138,34 @@ class KvdConnector(KVConnectorBase_V1):
         return PoolMemory(self.space, self.blocks)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Check the addresses of vLLM's views: layer l of block b is at base + b * block_bytes + share + l * page."""
-        memory, group = self.space.memory(), self._kv_cache_config.kv_cache_groups[0]
-        page, (placed,) = group.kv_cache_spec.page_size_bytes, self._kv_cache_config.kv_cache_tensors
-        for i, name in enumerate(placed.layers):
-            view, at = kv_caches[name], memory.base + placed.offset + i * page
-            if (view.data_ptr() != at or view.stride(0) * view.element_size() != memory.block_bytes
-                    or view[0].numel() * view.element_size() != page):
-                raise RuntimeError(f"vLLM's layer {name} is not in kvd's pool: {tuple(view.shape)} {view.stride()}")
+        """Check the addresses of vLLM's views: layer l of a tensor in block b is at
+        base + b * block_bytes + offset + l * layer_stride, where the offset has the share of this worker."""
+        memory, caches = self.space.memory(), self._kv_cache_config
+        pages = {name: group.kv_cache_spec.page_size_bytes for group in caches.kv_cache_groups for name in group.layer_names}
+        for tensor in caches.kv_cache_tensors:
+            for i, name in enumerate(tensor.layers):
+                view, at = kv_caches[name], memory.base + tensor.offset + i * tensor.layer_stride
+                if (view.data_ptr() != at or view.stride(0) * view.element_size() != memory.block_bytes
+                        or view[0].numel() * view.element_size() != pages[name]):
+                    raise RuntimeError(f"vLLM's layer {name} is not in kvd's pool: {tuple(view.shape)} {view.stride()}")
         logger.info("kvd: the KV cache is space %s of the pool, %d blocks of %d bytes", self.space.name, self.blocks,
                     memory.block_bytes)
 
+    def handle_preemptions(self, kv_connector_metadata: Step) -> None:
+        """Map the memory of the next step: model runner V1 zeroes blocks before it binds the metadata."""
+        self._map(kv_connector_metadata)
+
     def bind_connector_metadata(self, connector_metadata: Step) -> None:
-        """Map memory by which the pool has grown, if the next step uses it."""
-        step = connector_metadata
+        self._map(connector_metadata)
+        super().bind_connector_metadata(connector_metadata)
+
+    def _map(self, step: Step) -> None:
+        """Map memory by which the pool has grown, if a step uses it."""
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
-        super().bind_connector_metadata(step)
 
     def start_load_kv(self, forward_context, **kwargs) -> None:
         pass
@@ -167,7 +182,8 @@ class KvdConnector(KVConnectorBase_V1):
     # ---- scheduler: the blocks
 
     def bind_kv_cache_manager(self, kv_cache_manager) -> None:
-        self.ledger = Ledger(self.space, self.size, keep=min(32, self.blocks // 32), wait=self.wait)
+        groups = Groups(kv_cache_manager.coordinator)
+        self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32), wait=self.wait)
         Manager.adopt(kv_cache_manager, self.ledger)
         super().bind_kv_cache_manager(kv_cache_manager)
 
@@ -190,6 +206,9 @@ class KvdConnector(KVConnectorBase_V1):
     def request_finished(self, request, block_ids) -> tuple[bool, None]:
         self.ledger.end_waiting(request.request_id)
         return False, None      # Manager.free publishes and releases its blocks
+
+    def request_finished_all_groups(self, request, block_ids) -> tuple[bool, None]:
+        return self.request_finished(request, block_ids)
 
     def reset_cache(self) -> bool:
         return True

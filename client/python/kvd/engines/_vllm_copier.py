@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 import kvd
 
 from ._vllm_keys import extra_key, tokens_of
-from ._vllm_space import open_space, refuse_always, require_vllm
+from ._vllm_space import open_space, refuse, refuse_always, require_vllm
 
 logger = init_logger("vllm.kvd.engines.vllm_copy")
 
@@ -194,6 +194,9 @@ class KvdCopyConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         require_vllm()
         refuse_always(vllm_config, kv_cache_config)
+        groups = len(kv_cache_config.kv_cache_groups)
+        refuse([(groups != 1, f"{groups} KV cache groups by copy: use kvd.engines.vllm, or"
+                              " --disable-hybrid-kv-cache-manager")])
         self.group = kv_cache_config.kv_cache_groups[0]
         size, ranks = self.group.kv_cache_spec.block_size, vllm_config.parallel_config.tensor_parallel_size
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,23 @@ def extra_key(request: Request, epoch: bytes, size: int) -> int | None:
     if adapter is None:
         return None
     return kvd.fingerprint("vllm", adapter, request.cache_salt, [], epoch)[0] or 1
+
+
+class PrefixKeys:
+    """Keys of a request's prefixes, by their numbers of tokens, which are multiples of `step`: SHA-256 of the request's
+    salt and of all tokens before that position, with pictures as in tokens_of()."""
+
+    def __init__(self, request: Request, salt: int, step: int):
+        self.request, self.step = request, step
+        self.keys = [hashlib.sha256(struct.pack("<QI", salt, step)).digest()]
+
+    def upto(self, tokens: int) -> bytes:
+        first, end = (len(self.keys) - 1) * self.step, tokens // self.step * self.step
+        if end > first:
+            words = array("I", tokens_of(self.request, first, end, self.step)).tobytes()
+            for at in range(0, len(words), 4 * self.step):
+                self.keys.append(hashlib.sha256(self.keys[-1] + words[at:at + 4 * self.step]).digest())
+        return self.keys[tokens // self.step]
 
 
 def tokens_of(request: Request, first: int, end: int, size: int) -> list[int]:

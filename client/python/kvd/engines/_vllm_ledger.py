@@ -3,8 +3,9 @@
 _vllm_pool.py.
 
 A block in vLLM's tables is of one of two kinds. Either it is *ours*: this process allocated it, and one request writes
-it. Or a lookup found it, and each request that uses it has a pin on it. Our blocks are published (Pin.post, which does
-not wait for a reply) only when the output of the step that wrote them has arrived. vLLM itself registers a block as
+it. Or a lookup found it, and each request that uses it has a pin on it. Blocks of full attention are chains of tokens,
+which a request holds until it ends; other blocks are objects, which it releases when its window has left them (see
+_vllm_groups.py). Our blocks are published (Pin.post, Space.post_key, which do not wait for a reply) only when the output of the step that wrote them has arrived. vLLM itself registers a block as
 cached when the step is merely planned, which is safe on one stream, but not between processes. Our blocks stay ours
 until the request releases them, whether published or not, even if another process was first with their content.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from vllm.logger import init_logger
@@ -29,6 +31,8 @@ from vllm.v1.request import Request
 
 import kvd
 
+from ._vllm_chain import Chain, Object, Plan
+from ._vllm_groups import Groups, Kind
 from ._vllm_keys import extra_key, tokens_of
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
@@ -36,6 +40,7 @@ logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under 
 REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; other errors of alloc and seal mean: no daemon
 RETRY = 0.05                                # seconds between attempts to reach a daemon
 TELL = 60                                   # seconds between log lines about a full pool
+BATCH = 64                                  # objects per lookup
 
 
 @dataclass
@@ -62,24 +67,12 @@ class Numbers:
         return f"{numbers}; scheduler {spent / max(self.steps, 1) * 1e6:.0f} us a step"
 
 
-class Chain:
-    """A request's chain in the pool: its pin holds the contents of its first `length` blocks. Without a pin, the
-    request is not shared."""
-
-    __slots__ = ("request", "pin", "length", "blocks", "ended")
-
-    def __init__(self, request: Request, pin: kvd.Pin | None, block_tokens: int):
-        self.request, self.pin = request, pin
-        self.length = pin.tokens // block_tokens if pin else 0
-        self.blocks: list[KVCacheBlock] = []
-        self.ended = pin is None        # no further block is published
-
-
 class Ledger:
     SERVING, AWAY, STALE = "serving", "away", "stale"
 
-    def __init__(self, space: kvd.Space, block_tokens: int, keep: int, wait: float):
-        self.space, self.size, self.keep, self.wait = space, block_tokens, keep, wait
+    def __init__(self, space: kvd.Space, groups: Groups, keep: int, wait: float):
+        self.space, self.groups, self.keep, self.wait = space, groups, keep, wait
+        self.size = groups.size
         self.free: list[kvd.Block] = []                 # allocated, and unused
         self.ours: dict[int, kvd.Block] = {}            # being written by a request, or published by us
         self.gone: list[kvd.Block] = []                 # returned by vLLM, and no longer writable
@@ -87,9 +80,11 @@ class Ledger:
         self.used = 0                                   # blocks in vLLM's tables
         self.top, self.era = 0, 0                       # all ids so far are below top; number of previous daemons
         self.found: Chain | None = None                 # looked up, and not yet admitted
-        self.below: dict[str, tuple[kvd.Fetch, float]] = {}     # fetches of requests not yet admitted, and deadlines
+        self.below: dict[str, tuple[list[kvd.Fetch], float]] = {}   # of requests not yet admitted, and deadlines
         self.chains: dict[str, Chain] = {}
-        self.planned: dict[str, int] = {}               # number of blocks that steps will fill, by request to publish
+        self.held: dict[int, list[Object]] = {}         # by block id, one for each use of a block of an object
+        self.planned: dict[str, Plan] = {}
+        self.filling: dict[int, tuple[Plan, tuple[Kind, int]]] = {}     # which planned object a block belongs to
         self.doubtful: set[str] = set()                 # requests that must be recomputed
         self.epoch = b""                                # changes when vLLM resets its cache, as for new weights
         self.state, self.retry = self.SERVING, 0.0
@@ -154,9 +149,23 @@ class Ledger:
     def give_back(self, block_id: int) -> None:
         """Take back a block that is in no table any more. A block that was found is released with its chain."""
         self.used -= 1
+        self._forget_object(block_id)
         block = self.ours.pop(block_id, None)
         if block:
             (self.free if block.data and not block.posted else self.gone).append(block)
+
+    def end_use(self, block_id: int) -> None:
+        """Note that one request does not use a block any more that it may have found as a part of an object."""
+        uses = self.held.get(block_id)
+        if uses:
+            self._release(uses.pop())
+            if not uses:
+                del self.held[block_id]
+
+    def _release(self, found: Object) -> None:
+        found.users -= 1
+        if found.users <= 0:
+            found.pin.release()
 
     def let_go(self) -> None:
         """Free blocks that vLLM returned and that were published."""
@@ -176,32 +185,27 @@ class Ledger:
 
     # ---- chains
 
-    def find(self, request: Request, most: int | None = None) -> Chain:
-        """Look up the longest prefix of a request in the pool, of at most `most` tokens; None: without its last token,
-        which vLLM computes itself."""
+    def find(self, request: Request, most: int) -> Chain:
+        """Look up the longest prefix of a request in the pool, of at most `most` tokens."""
         self.drop_found()
         start = time.perf_counter()
-        salt = extra_key(request, self.epoch, self.size)
-        if salt is None:
-            pin = None
-        elif request.skip_reading_prefix_cache or self.state is not self.SERVING:
-            pin = kvd.Pin(self.space, salt=salt)
-        else:
-            most = request.num_tokens - 1 if most is None else most
-            tokens = tokens_of(request, 0, most // self.size * self.size, self.size)
-            pin = self._lookup(tokens, salt)
-            if pin.below and request.request_id not in self.below and self.wait > 0:
-                self._ask_below(request.request_id, tokens, salt)
-        self.found = Chain(request, pin, self.size)
+        salt, pins = extra_key(request, self.epoch, min(self.size, self.groups.step)), []
+        if salt is not None:
+            salts = self.groups.salts(salt)
+            if request.skip_reading_prefix_cache or self.state is not self.SERVING:
+                pins = [kvd.Pin(self.space, salt=it) for it in salts]
+            else:
+                self.space.catch_up()
+                tokens = tokens_of(request, 0, most // self.size * self.size, self.size)
+                pins = self._cut([self._lookup(tokens, it) for it in salts], salts, tokens)
+                self.numbers.lookups += 1
+                self.numbers.tokens_asked += len(tokens)
+        self.found = Chain(request, salt or 0, pins, self.groups)
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
 
-    def _lookup(self, tokens: list[int], salt: int) -> kvd.Pin:
-        self.space.catch_up()
+    def _lookup(self, tokens: Sequence[int], salt: int) -> kvd.Pin:
         pin = self.space.lookup(tokens, salt=salt)
-        self.numbers.lookups += 1
-        self.numbers.tokens_asked += len(tokens)
-        self.numbers.tokens_found += pin.tokens
         self.top = max(self.top, max(pin.blocks, default=-1) + 1)
         if 0 not in pin.blocks:
             return pin
@@ -209,101 +213,228 @@ class Ledger:
             before = pin.blocks.index(0) * self.size
         return self.space.lookup(tokens[:before], salt=salt)
 
-    def _ask_below(self, request_id: str, tokens: list[int], salt: int) -> None:
-        """Fetch missing blocks, once per request. Allocate block 0 first: as vLLM's null block, it must not receive
-        fetched data."""
+    def _cut(self, pins: list[kvd.Pin], salts: list[int], tokens: Sequence[int]) -> list[kvd.Pin]:
+        """Return pins of the part of a prefix that all chains have. Later blocks are posted behind them."""
+        least = min(len(tokens), *(pin.tokens for pin in pins))
+        return [pin if pin.tokens == least else self._shorter(pin, salt, tokens[:least])
+                for pin, salt in zip(pins, salts)]
+
+    def _shorter(self, pin: kvd.Pin, salt: int, tokens: Sequence[int]) -> kvd.Pin:
+        with pin:
+            return self.space.lookup(tokens, salt=salt)
+
+    def cached(self, end: int, group_ids: Sequence[int]) -> Sequence[int] | None:
+        """Return the blocks that end at a position of the found request, one for each of these groups; None if the pool
+        lacks one of them. They are all dense, or all of one kind."""
+        chain, i = self.found, end // self.size - 1
+        if not chain.length:
+            return None
+        if group_ids[0] in self.groups.places:
+            found = self._object(chain, self.groups.places[group_ids[0]][0], end)
+            return found.pin.blocks if found else None
+        return [chain.blocks[it][i] for it in group_ids] if i < chain.length else None
+
+    def _object(self, chain: Chain, kind: Kind, end: int) -> Object | None:
+        """Look up an object, and those before it, which vLLM asks for next."""
+        if (kind, end) not in chain.objects:
+            start = time.perf_counter()
+            ends = [it for it in range(end, 0, -kind.tokens)[:BATCH] if (kind, it) not in chain.objects]
+            keys = [chain.keys.upto(it) for it in reversed(ends)][::-1]
+            for it, pin in zip(ends, self.space.lookup_keys(keys, len(kind.groups), salt=kind.number)):
+                chain.objects[kind, it] = Object(pin) if pin and 0 not in pin.blocks else None
+                chain.below |= not pin and pin.below != 0
+                self.top = max(self.top, max(pin.blocks, default=-1) + 1)
+            self.numbers.lookup_s += time.perf_counter() - start
+        return chain.objects[kind, end]
+
+    def settle(self, tokens: int) -> None:
+        """Cut the found chain to what vLLM will use of it: as much as its windows' objects are there for. If there may
+        be more below the pool, load that, once per request."""
+        chain = self.found
+        if chain.below and self.wait > 0 and chain.request.request_id not in self.below:
+            self._ask_below(chain)
+        self.numbers.tokens_found += tokens
+        if tokens < chain.length * self.size:
+            chain.length = tokens // self.size
+            words = tokens_of(chain.request, 0, chain.length * self.size, self.size)
+            chain.pins = self._cut(chain.pins, chain.salts, words)
+
+    def _ask_below(self, chain: Chain) -> None:
+        """Fetch missing blocks: of the chains, and the objects that a hit of all of them would need. Allocate block 0
+        first: as vLLM's null block, it must not receive fetched data."""
         if not self.fetch(1):
             return
+        tokens = tokens_of(chain.request, 0, (chain.request.num_tokens - 1) // self.size * self.size, self.size)
+        fetches: list[kvd.Fetch] = []
         try:
-            fetch = self.space.fetch(tokens, salt=salt)
+            fetches += [self.space.fetch(tokens, salt=it) for it in chain.salts]
+            reached = min(it.tokens for it in fetches)
+            for kind in self.groups.kinds:
+                last = reached // kind.tokens * kind.tokens
+                for end in range(last, 0, -kind.tokens)[:kind.tail]:
+                    if not chain.objects.get((kind, end)):
+                        fetches.append(self.space.fetch_key(chain.keys.upto(end), len(kind.groups), salt=kind.number))
         except kvd.Error:               # compute it, as if there were no tier below the pool
-            return
-        self.below[request_id] = fetch, time.perf_counter() + self.wait
-        self.numbers.fetches += bool(fetch)
+            pass
+        self.below[chain.request.request_id] = fetches, time.perf_counter() + self.wait
+        self.numbers.fetches += any(fetches)
 
     def waits(self, request_id: str) -> bool:
         """Return whether blocks for a request are being loaded or have just arrived, so that it must be looked up
         again."""
-        fetch, until = self.below.get(request_id, (None, 0.0))
-        if not fetch:
+        fetches, until = self.below.get(request_id, ([], 0.0))
+        under_way = [it for it in fetches if it]
+        if not under_way:
             return False
-        if not fetch.wait(0) and time.perf_counter() > until:
-            fetch.close()
+        if not all([it.wait(0) for it in under_way]) and time.perf_counter() > until:
+            self._close(under_way)
             return False
         return True
 
     def end_waiting(self, request_id: str) -> None:
-        fetch, _ = self.below.pop(request_id, (None, 0.0))
-        if fetch:
-            fetch.close()
+        self._close(self.below.pop(request_id, ([], 0.0))[0])
+
+    @staticmethod
+    def _close(fetches: list[kvd.Fetch]) -> None:
+        for it in fetches:
+            it.close()
 
     def drop_found(self) -> None:
         """A request that was looked up and could not be admitted holds nothing while it waits."""
-        if self.found and self.found.pin:
-            self.found.pin.release()
-        self.found = None
+        chain, self.found = self.found, None
+        if chain:
+            self._drop(chain.objects)
+            self._close_pins(chain)
 
-    def admit(self, request: Request, blocks: list[KVCacheBlock]) -> None:
+    @staticmethod
+    def _drop(objects: dict[tuple[Kind, int], Object | None]) -> None:
+        """Release the objects that no table uses."""
+        for found in objects.values():
+            if found and not found.users:
+                found.pin.release()
+        objects.clear()
+
+    @staticmethod
+    def _close_pins(chain: Chain) -> None:
+        for pin in chain.pins:
+            pin.release()
+
+    def admit(self, request: Request, tables: Sequence[list[KVCacheBlock]], tokens: int) -> None:
+        """The found request runs now. Its tables, one for each group, begin with what was found of `tokens` tokens."""
         chain, self.found = self.found, None
         self.end_waiting(request.request_id)
-        chain.blocks = blocks
+        chain.tables = [tables[group] for group in self.groups.dense]
+        for kind in self.groups.kinds:
+            self._hold(chain, kind, [tables[group] for group in kind.groups], tokens // kind.tokens)
+        self._drop(chain.objects)
         self.chains[request.request_id] = chain
+
+    def _hold(self, chain: Chain, kind: Kind, tables: list[list[KVCacheBlock]], n: int) -> None:
+        """Keep the objects in the first n blocks of these tables. Those before the window are not there any more."""
+        for i in reversed(range(n)):
+            if tables[0][i].is_null:
+                break
+            found = chain.objects[kind, (i + 1) * kind.tokens]
+            found.users = len(tables)
+            for table in tables:
+                self.held.setdefault(table[i].block_id, []).append(found)
 
     def leave(self, request_id: str) -> Chain | None:
         """Publish and remove a request's chain, before its blocks are released."""
-        chain = self.chains.pop(request_id, None)
+        chain, plan = self.chains.pop(request_id, None), self.planned.pop(request_id, Plan())
         if chain:
-            self._publish(chain)
-        self.planned.pop(request_id, None)
+            self._publish(chain, plan)
+        self._forget_plan(plan)
         self.doubtful.discard(request_id)
         return chain
 
     def close(self, chain: Chain) -> None:
         """Release a chain whose blocks are not read any more."""
-        if chain.pin:
-            start = time.perf_counter()
-            chain.pin.release()
-            self.numbers.let_go_s += time.perf_counter() - start
+        start = time.perf_counter()
+        self._close_pins(chain)
+        self.numbers.let_go_s += time.perf_counter() - start
 
     # ---- publishing
 
     def plan(self, request: Request, length: int) -> None:
-        """Note that a step will fill the first `length` blocks of a request."""
-        self.planned[request.request_id] = length
+        """Note that a step will fill the first `length` blocks of a request's dense groups."""
+        plan = self.planned.setdefault(request.request_id, Plan())
+        plan.length = max(plan.length, length)
+
+    def plan_object(self, request: Request, group: int, end: int, block_id: int) -> None:
+        """Note that a step will fill a block of another group, which ends at a position."""
+        plan = self.planned.setdefault(request.request_id, Plan())
+        kind, place = self.groups.places[group]
+        blocks = plan.objects.setdefault((kind, end), [None] * len(kind.groups))
+        blocks[place] = self.ours[block_id]
+        self.filling[block_id] = plan, (kind, end)
+
+    def _forget_object(self, block_id: int) -> None:
+        """A block was freed: the planned object that it is a part of cannot be published."""
+        plan, key = self.filling.pop(block_id, (None, None))
+        if plan:
+            plan.objects.pop(key, None)
+
+    def _forget_plan(self, plan: Plan) -> None:
+        for key in list(plan.objects):
+            self._take_object(plan, key)
+
+    def _take_object(self, plan: Plan, key: tuple[Kind, int]) -> list[kvd.Block]:
+        blocks = [it for it in plan.objects.pop(key) if it]
+        for it in blocks:
+            self.filling.pop(it.id, None)
+        return blocks
 
     def publish(self) -> None:
         """Publish blocks that finished steps have written."""
         if not self.planned or self.state is not self.SERVING:
             return
         start = time.perf_counter()
-        for request_id, length in list(self.planned.items()):
+        for request_id, plan in list(self.planned.items()):
             chain = self.chains.get(request_id)
-            if not chain or self._publish(chain) >= length:
-                self.planned.pop(request_id, None)
+            if not chain or self._publish(chain, plan):
+                self._forget_plan(self.planned.pop(request_id))
         self.numbers.publish_s += time.perf_counter() - start
 
-    def _publish(self, chain: Chain) -> int:
+    def _publish(self, chain: Chain, plan: Plan) -> bool:
         """Post the blocks that are complete, ignoring steps in flight, and tokens that were guessed and computed but are
-        behind the request's end. Returns the number of complete blocks."""
+        behind the request's end. Returns whether all that was planned is complete."""
         request = chain.request
-        done = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens) // self.size
+        tokens = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
+        done = tokens // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
-            mine = [self.ours[block.block_id] for block in chain.blocks[chain.length:done]]
-            try:
-                self._post(chain.pin, mine, tokens_of(request, chain.length * self.size, done * self.size, self.size))
-                chain.length = done
-            except kvd.Error as error:
-                self._could_not(chain, mine, error)
-            self.numbers.blocks_posted += sum(block.posted for block in mine)
-        return done
+            self._publish_chains(chain, done)
+        for key in [it for it in plan.objects if it[1] <= tokens]:
+            blocks = self._take_object(plan, key)
+            if len(blocks) == len(key[0].groups) and not chain.ended and self.state is self.SERVING:
+                self._publish_object(chain, key, blocks)
+        return done >= plan.length and not plan.objects
 
-    def _post(self, pin: kvd.Pin, blocks: list[kvd.Block], tokens: list[int]) -> None:
+    def _publish_chains(self, chain: Chain, done: int) -> None:
+        words = tokens_of(chain.request, chain.length * self.size, done * self.size, self.size)
+        for pin, table in zip(chain.pins, chain.tables):
+            mine = [self.ours[block.block_id] for block in table[chain.length:done]]
+            if not self._post(chain, mine, lambda: pin.post(mine, words)):
+                return
+        chain.length = done
+
+    def _publish_object(self, chain: Chain, key: tuple[Kind, int], blocks: list[kvd.Block]) -> None:
+        kind, end = key
+        name = chain.keys.upto(end)
+        self._post(chain, blocks, lambda: self.space.post_key(name, blocks, salt=kind.number))
+
+    def _post(self, chain: Chain, blocks: list[kvd.Block], post: Callable[[], None]) -> bool:
         try:
-            pin.post(blocks, tokens)
-        except kvd.Refused as error:    # an earlier post of any request was refused; nothing was posted now
-            logger.warning("kvd: %s", error)
-            self.numbers.refused += 1
-            pin.post(blocks, tokens)
+            try:
+                post()
+            except kvd.Refused as error:    # an earlier post of any request was refused; nothing was posted now
+                logger.warning("kvd: %s", error)
+                self.numbers.refused += 1
+                post()
+        except kvd.Error as error:
+            self._could_not(chain, blocks, error)
+        self.numbers.blocks_posted += sum(block.posted for block in blocks)
+        return not chain.ended
 
     def _could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
         """Keep the rest of the request private. If it is unknown whether blocks are still ours, another process may get
@@ -342,6 +473,10 @@ class Ledger:
     def shut(self) -> None:
         for chain in self.chains.values():
             self.close(chain)
+        for uses in self.held.values():
+            for found in uses:
+                found.pin.release()
+        self.held = {}
         self.forget()
         self.space.free(list(self.ours.values()))
         self.chains, self.ours = {}, {}

@@ -4,28 +4,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vllm.logger import init_logger
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request, RequestStatus
 
-from ._vllm_ledger import Chain, Ledger
+from ._vllm_chain import Chain
+from ._vllm_ledger import Ledger
 
 logger = init_logger("vllm." + __name__)
 
 
 class Pool(BlockPool):
-    """Made from an existing BlockPool by changing its class, so that references to it stay valid."""
+    """Made from an existing BlockPool by changing its class, so that references to it stay valid. vLLM looks up prefixes
+    itself, in all groups, and asks this pool for each block; where vLLM has a hash, Manager puts the block's number."""
 
     ledger: Ledger
-    lent = 0        # blocks found by a lookup that are in no table yet: vLLM counts them as free
+    admitting = False       # vLLM asks whether a whole request would fit
 
     def get_num_free_blocks(self) -> int:
-        return len(self.ledger.free) + self.lent
+        return len(self.ledger.free) + (self.ledger.space.available() if self.admitting else 0)
+
+    def get_cached_block(self, block_hash: int, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
+        ids = self.ledger.cached((block_hash + 1) * self.hash_block_size, kv_cache_group_ids)
+        return [self.blocks[i] for i in ids] if ids else None
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         got = [self.blocks[i] for i in self.ledger.hand_out(num_blocks)]
@@ -34,23 +39,36 @@ class Pool(BlockPool):
         return got
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Use blocks that were found, while Manager.allocate_slots has a reference to each of them."""
         for block in blocks:
-            self.ledger.used += block.ref_cnt == 0
-            block.ref_cnt += 1
+            if not block.is_null:
+                self.ledger.used += block.ref_cnt == 1
+                block.ref_cnt += 1
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock | Chain]) -> None:
         for block in ordered_blocks:
             if isinstance(block, Chain):
                 self.ledger.close(block)
-                continue
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                self.ledger.give_back(block.block_id)
+            elif not block.is_null:
+                block.ref_cnt -= 1
+                self.ledger.end_use(block.block_id)
+                if block.ref_cnt == 0:
+                    self.ledger.give_back(block.block_id)
         self.ledger.let_go()
 
     def cache_full_blocks(self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int,
-                          num_full_blocks: int, *_, **__) -> None:
-        self.ledger.plan(request, num_full_blocks)
+                          num_full_blocks: int, block_size: int, kv_cache_group_id: int,
+                          block_mask: list[bool] | None = None) -> None:
+        """Plan to publish the blocks that a step will fill; of groups with windows, those that a lookup may want."""
+        if kv_cache_group_id in self.ledger.groups.dense:
+            self.ledger.plan(request, num_full_blocks)
+        elif kv_cache_group_id in self.ledger.groups.places:
+            for i in range(num_cached_blocks, num_full_blocks):
+                if not blocks[i].is_null and (block_mask is None or block_mask[i - num_cached_blocks]):
+                    self.ledger.plan_object(request, kv_cache_group_id, (i + 1) * block_size, blocks[i].block_id)
+
+    def cache_partial_block(self, *_, **__) -> None:
+        """Do nothing: hits end where blocks of all groups end."""
 
     def reset_prefix_cache(self) -> bool:
         """Stop sharing: this vLLM finds no previous blocks, and keeps its new ones for itself, because a reset means
@@ -71,63 +89,73 @@ class Manager(KVCacheManager):
     """Made from an existing KVCacheManager as Pool from a BlockPool."""
 
     ledger: Ledger
+    asked_for: Request | None = None        # the request for which vLLM allocates now
+    _count_blocks: Callable[..., int]       # the coordinator's own get_num_blocks_to_allocate
 
     @classmethod
     def adopt(cls, manager: KVCacheManager, ledger: Ledger) -> None:
         if type(manager) is not KVCacheManager or type(manager.block_pool) is not BlockPool:
             raise RuntimeError(f"kvd does not know {type(manager).__name__} with {type(manager.block_pool).__name__}")
-        manager.__class__, manager.ledger = cls, ledger
+        manager.__class__ = cls
         manager.block_pool.__class__, manager.block_pool.ledger = Pool, ledger
+        cls._take_over(manager, ledger)
 
-    @property
-    def _tables(self) -> dict[str, list[KVCacheBlock]]:
-        return self.coordinator.single_type_managers[0].req_to_blocks
+    def _take_over(self, ledger: Ledger) -> None:
+        self.ledger, self._count_blocks = ledger, self.coordinator.get_num_blocks_to_allocate
+        self.coordinator.get_num_blocks_to_allocate = self._get_blocks
 
     def get_computed_blocks(self, request: Request, max_cache_hit_length: int | None = None
                             ) -> tuple[KVCacheBlocks, int, int]:
-        """Find a request's prefix in the pool. vLLM 0.33 may allow less than the whole prompt without its last token."""
-        chain = self.ledger.find(request, max_cache_hit_length)
-        blocks = [self.block_pool.blocks[i] for i in chain.pin.blocks] if chain.pin else []
-        return self.create_kv_cache_blocks((blocks,)), chain.length * self.ledger.size, 0
+        """Find a request's prefix in the pool, in all groups: by default without its last token, which vLLM computes
+        itself. vLLM 0.33 may allow less."""
+        most = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+        self.ledger.find(request, most)
+        numbers = range(request.num_tokens // self.block_pool.hash_block_size)
+        blocks, tokens, uncached = self.coordinator.find_longest_cache_hit(numbers, most)
+        self.ledger.settle(tokens)
+        return self.create_kv_cache_blocks(blocks), tokens, tokens + uncached if uncached else 0
 
-    def _goes_on(self, request: Request, num_new_tokens: int) -> bool:
-        """Return whether a request needs no further blocks, as in most decoding steps."""
-        ledger, table = self.ledger, self._tables.get(request.request_id)
-        return bool(table and request.num_computed_tokens + num_new_tokens <= len(table) * ledger.size
-                    and request.status == RequestStatus.RUNNING and ledger.state is ledger.SERVING
-                    and not ledger.doubtful)
+    def _get_blocks(self, *arguments, apply_admission_cap: bool = False, **options) -> int:
+        """In place of the coordinator's get_num_blocks_to_allocate: whenever vLLM counts the blocks that a request needs
+        now, allocate them from the pool, if it has them, so that vLLM finds them free."""
+        need = self._count_blocks(*arguments, apply_admission_cap=apply_admission_cap, **options)
+        request, self.block_pool.admitting = self.asked_for, apply_admission_cap
+        if request is not None and not apply_admission_cap:
+            self.ledger.fetch(need + (0 if request.status == RequestStatus.RUNNING else self.watermark_blocks))
+        return need
+
+    def _may_run(self, request: Request) -> bool:
+        """Return whether a request may be admitted, or go on, as far as the daemon's life is concerned."""
+        ledger, running = self.ledger, request.status == RequestStatus.RUNNING
+        if ledger.state is not ledger.SERVING:
+            ledger.fetch(1)
+        if ledger.state is ledger.STALE or (ledger.state is ledger.AWAY and not running):
+            return False
+        # Without a chain, its lookup was dropped with the last daemon's blocks: the next step looks up again.
+        return request.request_id not in ledger.doubtful and (
+            request.request_id in ledger.chains or ledger.found is not None)
 
     def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0,
-                       new_computed_blocks: KVCacheBlocks | None = None, num_lookahead_tokens: int = 0, *,
-                       full_sequence_must_fit: bool = False, **options) -> KVCacheBlocks | None:
-        """Allocate the needed blocks from the pool, then do as vLLM. None: vLLM must wait, or preempt. Beyond its new
-        tokens, a step needs slots for num_lookahead_tokens, into which a draft model writes."""
-        options["num_lookahead_tokens"] = num_lookahead_tokens
-        if self._goes_on(request, num_new_tokens + num_lookahead_tokens):
-            return super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
-                                          **options)
-        ledger, running = self.ledger, request.status == RequestStatus.RUNNING
-        hits = new_computed_blocks.blocks[0] if new_computed_blocks else ()
-        have = len(hits) + len(self._tables.get(request.request_id, ()))
-        tokens = min(request.num_computed_tokens + num_new_computed_tokens + num_new_tokens + num_lookahead_tokens,
-                     self.max_model_len)
-        need = cdiv(tokens, ledger.size) - have + (0 if running else self.watermark_blocks)
-        ledger.fetch(max(need, 0))
-        if ledger.state is ledger.STALE or (ledger.state is ledger.AWAY and not running):
+                       new_computed_blocks: KVCacheBlocks | None = None, *arguments, **options
+                       ) -> KVCacheBlocks | None:
+        """Do as vLLM, with blocks from the pool. None: vLLM must wait, or preempt."""
+        if not self._may_run(request):
             return None
-        if request.request_id in ledger.doubtful:
-            return None
-        if request.request_id not in ledger.chains and ledger.found is None:
-            return None         # its lookup was dropped with the last daemon's blocks: the next step looks up again
-        whole = cdiv(min(request.num_tokens, self.max_model_len), ledger.size) - have
-        if full_sequence_must_fit and not ledger.could(whole):
-            return None
-        self.block_pool.lent = sum(block.ref_cnt == 0 for block in hits)
-        blocks = super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
-                                        **options)
-        self.block_pool.lent = 0
-        if blocks is not None and request.request_id not in ledger.chains:
-            ledger.admit(request, self._tables[request.request_id])
+        groups = new_computed_blocks.blocks if new_computed_blocks else ()
+        hits = [block for group in groups for block in group if not block.is_null]
+        self.asked_for = request
+        for block in hits:              # they are not free, as vLLM would count them otherwise
+            block.ref_cnt += 1
+        try:
+            blocks = super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
+                                            *arguments, **options)
+        finally:
+            self.asked_for, self.block_pool.admitting = None, False
+            for block in hits:
+                block.ref_cnt -= 1
+        if blocks is not None and request.request_id not in self.ledger.chains:
+            tables = self.coordinator.get_blocks(request.request_id)
+            self.ledger.admit(request, tables, num_new_computed_tokens)
         return blocks
 
     def free(self, request: Request) -> None:

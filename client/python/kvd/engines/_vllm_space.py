@@ -12,11 +12,13 @@ from pathlib import Path
 import vllm
 from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVQuantMode
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVQuantMode
 
 import kvd
 
 from ._common import weights
+from ._vllm_groups import is_dense, is_sparse
 
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
@@ -41,16 +43,15 @@ def refuse(reasons: list[tuple[bool, str]]) -> None:
 def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
     """Refuse what is unsupported both in place and by copy."""
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
-    spec = specs[0] if specs else None
-    plain = type(spec) is FullAttentionSpec
+    unknown = sorted({type(spec).__name__ for spec in specs if not (is_dense(spec) or is_sparse(spec))})
+    attention = [spec for spec in specs if is_dense(spec) or is_sparse(spec)]
     guess = config.speculative_config.method if config.speculative_config else None
     refuse([
         (config.kv_transfer_config.kv_role != "kv_both", "a kv_role other than kv_both"),
-        (len(specs) != 1, f"{len(specs)} KV cache groups (hybrid models); one of full attention is what it takes"),
-        (not plain, f"{type(spec).__name__} (MLA, sliding window in all layers, Mamba, ...); full attention in one layer"
-                    " at least, and keys of one size in all, is what it takes"),
-        (plain and spec.non_causal, "attention that is not causal"),
-        (plain and spec.kv_quant_mode not in SCALES_WITH_WEIGHTS,
+        (bool(unknown), f"{', '.join(unknown)} (MLA, Mamba, ...); full attention, windows and chunks are what it takes"),
+        (not any(is_dense(spec) for spec in specs), "a model without full attention in any layer"),
+        (any(getattr(spec, "non_causal", False) for spec in attention), "attention that is not causal"),
+        (any(spec.kv_quant_mode not in SCALES_WITH_WEIGHTS for spec in attention),
          f"kv_cache_dtype {config.cache_config.cache_dtype}, whose scales are not in the weights; fp8 has its there"),
         (guess is not None and guess not in SPECULATION,
          f"speculative decoding by {guess}; {', '.join(SPECULATION)} are what it takes"),
@@ -73,6 +74,9 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
         (on_gpus and guess is not None and guess.method == "draft_model",
          "a draft model in place on GPUs, which may still be writing a block that is published: use"
          " kvd.engines.vllm_copy"),
+        # Model runner V2 zeroes blocks before its worker has mapped them, unless the scheduler is in the same process.
+        (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
+         "blocks that are zeroed by workers in other processes on GPUs"),
         (not config.cache_config.enable_prefix_caching, "prefix caching disabled (--no-enable-prefix-caching)"),
         (bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events), "KV cache events"),
         (config.observability_config.kv_cache_metrics, "KV cache residency metrics (--kv-cache-metrics)"),
@@ -84,10 +88,34 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
             " The CPU backend offers it once kvd is installed where vLLM is (pip install client/python; it has an entry"
             " point of vllm.general_plugins); on GPUs choose FlashAttention, Triton or FlashInfer, and do not set"
             " VLLM_KV_CACHE_LAYOUT")
-    (tensor,) = caches.kv_cache_tensors
-    page = caches.kv_cache_groups[0].kv_cache_spec.page_size_bytes
-    if (tensor.offset, tensor.layer_stride, tensor.block_stride) != (0, page, page * len(tensor.layers)):
-        raise RuntimeError(f"vLLM's blocks are not packed: {tensor}")
+    dense = {group.kv_cache_spec.block_size for group in caches.kv_cache_groups if is_dense(group.kv_cache_spec)}
+    if len(dense) > 1:
+        raise RuntimeError(f"vLLM's groups of full attention have blocks of different sizes: {sorted(dense)} tokens")
+    strides = {tensor.block_stride for tensor in caches.kv_cache_tensors}
+    for tensor in caches.kv_cache_tensors:
+        if len(strides) > 1 or tensor.offset + len(tensor.layers) * tensor.layer_stride > tensor.block_stride:
+            raise RuntimeError(f"vLLM's blocks are not packed: {tensor}")
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+def block_tokens(caches: KVCacheConfig) -> int:
+    """Return the tokens per block of full attention."""
+    return next(group.kv_cache_spec.block_size for group in caches.kv_cache_groups if is_dense(group.kv_cache_spec))
+
+
+def _block_bytes(caches: KVCacheConfig, kind: str) -> int:
+    """Return the bytes of a block: by copy, of the only group; in place, all groups take turns in it."""
+    if kind == "blhnc":
+        return caches.kv_cache_tensors[0].block_stride
+    (group,) = caches.kv_cache_groups
+    return group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+
+
+def blocks_needed(config: VllmConfig, caches: KVCacheConfig) -> int:
+    """Return the number of blocks that a sequence of max_model_len needs, with vLLM's null block."""
+    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
+    return 1 + sum(cdiv(spec.max_memory_usage_bytes(config), spec.page_size_bytes) for spec in specs)
 
 
 # ---- fingerprint -----------------------------------------------------------------------------------------------------
@@ -112,7 +140,7 @@ def _draft(config: VllmConfig) -> tuple:
     return _model(config, guess.draft_model_config) if guess and guess.method == "draft_model" else ()
 
 
-def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
+def _kernels(config: VllmConfig, spec: AttentionSpec) -> str:
     """Return what determines the packing of keys: the attention backend, and on CPUs its instruction set."""
     if not current_platform.is_cpu():
         return f"{current_platform.device_type}-{config.attention_config.backend or 'default'}"
@@ -120,13 +148,17 @@ def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
     return "cpu-" + _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype)
 
 
+def _group(config: VllmConfig, group: KVCacheGroupSpec) -> tuple:
+    return repr(group.kv_cache_spec), group.layer_names, _kernels(config, group.kv_cache_spec)
+
+
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
     """Return a fingerprint that is equal if two vLLMs write the same bytes for the same tokens. part is the part of the
     model with tensor parallelism."""
-    spec = caches.kv_cache_groups[0].kv_cache_spec
+    places = [(it.layers, it.layer_stride, it.offset) for it in caches.kv_cache_tensors]
     return kvd.fingerprint(
         "vllm", vllm.__version__, kind, part, _model(config, config.model_config), config.cache_config.cache_dtype,
-        repr(spec), caches.kv_cache_groups[0].layer_names, _kernels(config, spec), _draft(config))
+        [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
 
 
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1),
@@ -136,15 +168,14 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     contain the shares of `shares` workers. fixed is set if possible, so that vLLM's views of the pool survive a restart
     of the daemon."""
     extra = config.kv_transfer_config.get_from_extra_config
-    spec, layers = caches.kv_cache_groups[0].kv_cache_spec, caches.kv_cache_groups[0].layer_names
     number = fingerprint(config, caches, kind, (*part, shares))
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model_config.model).name)[:24].strip("-.") or "model"
     name = extra("space", None) or f"vllm-{slug}-{number[0]:016x}"
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
-    geometry = kvd.Geometry.opaque(spec.page_size_bytes * len(layers) * shares,
-                                   f"vllm-{kind}-{_kernels(config, spec)}"[:31].lower(),
-                                   block_tokens=spec.block_size, fingerprint=number)
+    kernels = _kernels(config, caches.kv_cache_groups[0].kv_cache_spec)
+    geometry = kvd.Geometry.opaque(_block_bytes(caches, kind) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
+                                   block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
     daemon.join(hashlib.sha256(config.kv_transfer_config.engine_id.encode()).digest()[:16])
     try:

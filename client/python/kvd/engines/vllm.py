@@ -25,16 +25,18 @@ when the daemon dies). cache_salt and LoRA adapters are part of all keys of a re
 their first block on, so that text before an image is shared with any image. Requests with prompt embeddings are not
 shared.
 
-Models: all layers have attention with keys of one size, and at least one of them looks at all tokens; the others may
-have sliding windows or chunks (Gemma 2 and 3, gpt-oss, Llama 4). A block then has all layers' keys of its tokens, also
-those that have left a window. Speculation by n-gram, suffix or a draft model, whose keys are in the blocks, too; vLLMs
+Models: some or all layers have full attention; the others may have sliding windows or chunks (Gemma 2 and 3, gpt-oss,
+Llama 4). With vLLM's hybrid KV cache manager, such layers keep blocks of their window only, in groups of their own; with
+--disable-hybrid-kv-cache-manager, a block has all layers' keys of its tokens. vLLM's own coordinator looks prefixes up;
+blocks of windows are found by SHA-256 of all tokens before their end, the others by their tokens (see _vllm_groups.py).
+Speculation by n-gram, suffix or a draft model, whose keys are in the blocks, too; vLLMs
 with another draft do not share. fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data
 parallelism: each rank is a client of its own, and finds what others have computed. While vLLM sleeps, it keeps no
 blocks; its cache stays in the pool for others.
 
 Refused at start, by name: pipeline and context parallelism; on GPUs, tensor and data parallelism and draft models (see
 kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it); EAGLE, MTP and other speculation by
-hidden states; MLA, Mamba, a sliding window in all layers, hybrid models; other quantised KV caches; KV cache events. A
+hidden states; MLA, Mamba, a sliding window in all layers; other quantised KV caches; KV cache events. A
 reset of vLLM's prefix cache (for new weights, and before it sleeps) ends sharing with other processes until this vLLM is
 restarted. Not run on a GPU.
 """
