@@ -82,8 +82,9 @@ class Side:
     def begin(self, name: str, tokens: list[int]) -> None:
         self.running[name] = Request(name, tokens, SamplingParams(max_tokens=99), None, block_hasher=self.hasher)
 
-    def step(self, name: str) -> tuple | None:
-        """Schedules a step of a request, and has its output. Returns the number of tokens that were found, and where
+    def step(self, name: str, ends: bool = False) -> tuple | None:
+        """Schedules a step of a request, and has its output. ends: it is the last one, so that nothing is published before
+        end(). Returns the number of tokens that were found, and where
         its tables have blocks; None if the request must wait."""
         it, asked, hit, found = self.it, self.running[name], 0, None
         it.new_step_starts()
@@ -97,7 +98,8 @@ class Side:
             if self.space:
                 self.compare(asked, computed, "read")
                 self.write(asked, computed)
-                it.ledger.publish()
+                if not ends:
+                    it.ledger.publish()
                 with suppress(kvd.Refused):     # in a full space, the block before may be evicted first
                     self.space.flush()
         if self.space:
@@ -115,7 +117,13 @@ class Side:
         asked.status, asked.num_computed_tokens = RequestStatus.PREEMPTED, 0
 
     def end(self, name: str) -> None:
-        self.it.free(self.running.pop(name))
+        """As vLLM's scheduler: what the window has left is freed first."""
+        asked = self.running.pop(name)
+        self.it.remove_skipped_blocks(name, asked.num_computed_tokens, asked.num_prompt_tokens)
+        self.it.free(asked)
+        if self.space:
+            with suppress(kvd.Refused):
+                self.space.flush()
 
     # ---- bytes
 
@@ -174,19 +182,21 @@ def check_like_vllm(socket: str, name: str, specs: list[KVCacheSpec], chance: ra
             tokens = prompt(chance)
             for side in both:
                 side.begin(request, tokens)
-            for _ in range(chance.randrange(3, 12)):
-                got = [side.step(request) for side in both]
+            steps, ends = chance.randrange(3, 12), chance.random() < 0.7
+            for left in reversed(range(steps)):
+                got = [side.step(request, ends and not left) for side in both]
                 assert got[0] == got[1] is not None, (name, request, got)
                 hits += got[0][0]
+                if ends and not left:
+                    break
                 asked, again = mine.running[request], chance.random() < 0.1
                 for side in both:
                     if again:
                         side.preempt(request)
                     elif asked.num_computed_tokens == asked.num_tokens:
                         side.decode(request, len(tokens) % 7)
-            if chance.random() < 0.7:
-                for side in (side for side in both if request in side.running):
-                    side.end(request)
+            for side in both if ends else ():
+                side.end(request)
         for side in (theirs, *ours):
             for request in list(side.running):
                 side.end(request)

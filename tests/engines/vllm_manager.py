@@ -86,6 +86,15 @@ def check_slots_of_drafts(socket: str) -> None:
         assert not it.ledger.used
 
 
+def check_a_watermark(socket: str) -> None:
+    """The last blocks of a pool are for a request that runs alone, whatever vLLM's watermark is."""
+    with manager(socket, keep=1) as it:
+        it.watermark_blocks = it.ledger.space.memory().blocks
+        found, n, _ = it.get_computed_blocks(asked := request("alone", TOKENS))
+        assert it.allocate_slots(asked, asked.num_tokens - n, n, found, has_scheduled_reqs=False) is not None
+        it.free(asked)
+
+
 def check_guesses_behind_the_end(socket: str) -> None:
     """A request stops within the tokens that were guessed and accepted. The slots behind its last token are not
     published."""
@@ -128,5 +137,5 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
 
 if __name__ == "__main__":
     for check in (check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
-                  check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes):
+                  check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes, check_a_watermark):
         check(sys.argv[1])

@@ -35,7 +35,7 @@ class Chain:
         self.blocks = {group: pin.blocks for group, pin in zip(groups.dense, pins)}
         self.keys = PrefixKeys(request, salt, groups.step)
         self.objects: dict[tuple[Kind, int], Object | None] = {}
-        self.below = bool(pins and pins[0].below)       # there may be more of it below the pool
+        self.below = False              # there may be more of it below the pool
         self.tables: list[list[KVCacheBlock]] = []      # of the dense groups
         self.ended = not pins           # no further block is published
 

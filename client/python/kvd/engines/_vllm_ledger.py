@@ -189,7 +189,7 @@ class Ledger:
         """Look up the longest prefix of a request in the pool, of at most `most` tokens."""
         self.drop_found()
         start = time.perf_counter()
-        salt, pins = extra_key(request, self.epoch, min(self.size, self.groups.step)), []
+        salt, pins, below = extra_key(request, self.epoch, min(self.size, self.groups.step)), [], False
         if salt is not None:
             salts = self.groups.salts(salt)
             if request.skip_reading_prefix_cache or self.state is not self.SERVING:
@@ -197,10 +197,13 @@ class Ledger:
             else:
                 self.space.catch_up()
                 tokens = tokens_of(request, 0, most // self.size * self.size, self.size)
-                pins = self._cut([self._lookup(tokens, it) for it in salts], salts, tokens)
+                found = [self._lookup(tokens, it) for it in salts]
+                below = any(pin.below for pin in found)
+                pins = self._cut(found, salts, tokens)
                 self.numbers.lookups += 1
                 self.numbers.tokens_asked += len(tokens)
         self.found = Chain(request, salt or 0, pins, self.groups)
+        self.found.below = below
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
 
@@ -395,6 +398,12 @@ class Ledger:
             if not chain or self._publish(chain, plan):
                 self._forget_plan(self.planned.pop(request_id))
         self.numbers.publish_s += time.perf_counter() - start
+
+    def publish_of(self, request_id: str) -> None:
+        """Publish blocks of one request that finished steps have written."""
+        chain, plan = self.chains.get(request_id), self.planned.get(request_id)
+        if chain and plan and self.state is self.SERVING:
+            self._publish(chain, plan)
 
     def _publish(self, chain: Chain, plan: Plan) -> bool:
         """Post the blocks that are complete, ignoring steps in flight, and tokens that were guessed and computed but are

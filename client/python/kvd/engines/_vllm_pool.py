@@ -119,9 +119,12 @@ class Manager(KVCacheManager):
         """In place of the coordinator's get_num_blocks_to_allocate: whenever vLLM counts the blocks that a request needs
         now, allocate them from the pool, if it has them, so that vLLM finds them free."""
         need = self._count_blocks(*arguments, apply_admission_cap=apply_admission_cap, **options)
-        request, self.block_pool.admitting = self.asked_for, apply_admission_cap
+        request = self.asked_for
+        self.block_pool.admitting = request is not None and apply_admission_cap
         if request is not None and not apply_admission_cap:
-            self.ledger.fetch(need + (0 if request.status == RequestStatus.RUNNING else self.watermark_blocks))
+            more = 0 if request.status == RequestStatus.RUNNING else self.watermark_blocks
+            if not self.ledger.fetch(need + more) and more:
+                self.ledger.fetch(need)     # vLLM asks for no watermark if no other request runs
         return need
 
     def _may_run(self, request: Request) -> bool:
@@ -157,6 +160,13 @@ class Manager(KVCacheManager):
             tables = self.coordinator.get_blocks(request.request_id)
             self.ledger.admit(request, tables, num_new_computed_tokens)
         return blocks
+
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int,
+                              num_prompt_tokens: int | None = None) -> None:
+        """Publish what finished steps have written of a request that ends, before vLLM frees the blocks that its window
+        has left: its last step may have filled them."""
+        self.ledger.publish_of(request_id)
+        super().remove_skipped_blocks(request_id, processed_computed_tokens, num_prompt_tokens)
 
     def free(self, request: Request) -> None:
         chain = self.ledger.leave(request.request_id)

@@ -29,16 +29,16 @@ Models: some or all layers have full attention; the others may have sliding wind
 Llama 4). With vLLM's hybrid KV cache manager, such layers keep blocks of their window only, in groups of their own; with
 --disable-hybrid-kv-cache-manager, a block has all layers' keys of its tokens. vLLM's own coordinator looks prefixes up;
 blocks of windows are found by SHA-256 of all tokens before their end, the others by their tokens (see _vllm_groups.py).
-Speculation by n-gram, suffix or a draft model, whose keys are in the blocks, too; vLLMs
-with another draft do not share. fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data
-parallelism: each rank is a client of its own, and finds what others have computed. While vLLM sleeps, it keeps no
-blocks; its cache stays in the pool for others.
+Speculation by n-gram, suffix or a draft model, whose keys are in the blocks, too; vLLMs with another draft do not share.
+fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data parallelism: each rank is a client of
+its own, and finds what others have computed. While vLLM sleeps, it keeps no blocks; its cache stays in the pool.
 
 Refused at start, by name: pipeline and context parallelism; on GPUs, tensor and data parallelism and draft models (see
 kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it); EAGLE, MTP and other speculation by
-hidden states; MLA, Mamba, a sliding window in all layers; other quantised KV caches; KV cache events. A
-reset of vLLM's prefix cache (for new weights, and before it sleeps) ends sharing with other processes until this vLLM is
-restarted. Not run on a GPU.
+hidden states; MLA, Mamba, a sliding window in all layers; other quantised KV caches; KV cache events. A reset of vLLM's
+prefix cache (for new weights, and before it sleeps) ends sharing with other processes until this vLLM is restarted. If
+the daemon is replaced while a session of streaming input is open, new requests wait until that session ends. Not run on
+a GPU.
 """
 
 from ._common import missing
