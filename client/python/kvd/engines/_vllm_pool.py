@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
@@ -39,7 +40,7 @@ class Pool(BlockPool):
         return got
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Use blocks that were found, while Manager.allocate_slots has a reference to each of them."""
+        """Use blocks that were found, while Manager._taking has a reference to each of them."""
         for block in blocks:
             if not block.is_null:
                 self.ledger.used += block.ref_cnt == 1
@@ -89,20 +90,13 @@ class Manager(KVCacheManager):
     """Made from an existing KVCacheManager as Pool from a BlockPool."""
 
     ledger: Ledger
-    asked_for: Request | None = None        # the request for which vLLM allocates now
-    _count_blocks: Callable[..., int]       # the coordinator's own get_num_blocks_to_allocate
 
     @classmethod
     def adopt(cls, manager: KVCacheManager, ledger: Ledger) -> None:
         if type(manager) is not KVCacheManager or type(manager.block_pool) is not BlockPool:
             raise RuntimeError(f"kvd does not know {type(manager).__name__} with {type(manager.block_pool).__name__}")
-        manager.__class__ = cls
+        manager.__class__, manager.ledger = cls, ledger
         manager.block_pool.__class__, manager.block_pool.ledger = Pool, ledger
-        cls._take_over(manager, ledger)
-
-    def _take_over(self, ledger: Ledger) -> None:
-        self.ledger, self._count_blocks = ledger, self.coordinator.get_num_blocks_to_allocate
-        self.coordinator.get_num_blocks_to_allocate = self._get_blocks
 
     def get_computed_blocks(self, request: Request, max_cache_hit_length: int | None = None
                             ) -> tuple[KVCacheBlocks, int, int]:
@@ -115,17 +109,34 @@ class Manager(KVCacheManager):
         self.ledger.settle(tokens)
         return self.create_kv_cache_blocks(blocks), tokens, tokens + uncached if uncached else 0
 
-    def _get_blocks(self, *arguments, apply_admission_cap: bool = False, **options) -> int:
-        """In place of the coordinator's get_num_blocks_to_allocate: whenever vLLM counts the blocks that a request needs
-        now, allocate them from the pool, if it has them, so that vLLM finds them free."""
-        need = self._count_blocks(*arguments, apply_admission_cap=apply_admission_cap, **options)
-        request = self.asked_for
-        self.block_pool.admitting = request is not None and apply_admission_cap
-        if request is not None and not apply_admission_cap:
-            more = 0 if request.status == RequestStatus.RUNNING else self.watermark_blocks
-            if not self.ledger.fetch(need + more) and more:
+    @contextmanager
+    def _taking(self, more: int, hits: list[KVCacheBlock]) -> Iterator[None]:
+        """Meanwhile, whenever vLLM counts the blocks that a request needs now, allocate them from the pool, and `more` if
+        the pool has them, so that vLLM finds them free. Blocks that were found have a reference, and are not free."""
+        coordinator, count = self.coordinator, self.coordinator.get_num_blocks_to_allocate
+
+        def take(*arguments, apply_admission_cap: bool = False, **options) -> int:
+            need = count(*arguments, apply_admission_cap=apply_admission_cap, **options)
+            self.block_pool.admitting = apply_admission_cap
+            if not apply_admission_cap and not self.ledger.fetch(need + more) and more:
                 self.ledger.fetch(need)     # vLLM asks for no watermark if no other request runs
-        return need
+            return need
+
+        coordinator.get_num_blocks_to_allocate = take
+        for block in hits:
+            block.ref_cnt += 1
+        try:
+            yield
+        finally:
+            coordinator.get_num_blocks_to_allocate = count
+            self.block_pool.admitting = False
+            for block in hits:
+                block.ref_cnt -= 1
+
+    def _goes_on(self, request: Request) -> bool:
+        """Return whether a request runs, and nothing is unusual. Most of its steps need no block, or one that is free."""
+        return (request.status == RequestStatus.RUNNING and self.ledger.state is self.ledger.SERVING
+                and not self.ledger.doubtful)
 
     def _may_run(self, request: Request) -> bool:
         """Return whether a request may be admitted, or go on, as far as the daemon's life is concerned."""
@@ -142,20 +153,18 @@ class Manager(KVCacheManager):
                        new_computed_blocks: KVCacheBlocks | None = None, *arguments, **options
                        ) -> KVCacheBlocks | None:
         """Do as vLLM, with blocks from the pool. None: vLLM must wait, or preempt."""
+        if self._goes_on(request):
+            blocks = super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
+                                            *arguments, **options)
+            if blocks is not None:
+                return blocks
         if not self._may_run(request):
             return None
         groups = new_computed_blocks.blocks if new_computed_blocks else ()
         hits = [block for group in groups for block in group if not block.is_null]
-        self.asked_for = request
-        for block in hits:              # they are not free, as vLLM would count them otherwise
-            block.ref_cnt += 1
-        try:
+        with self._taking(0 if request.status == RequestStatus.RUNNING else self.watermark_blocks, hits):
             blocks = super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
                                             *arguments, **options)
-        finally:
-            self.asked_for, self.block_pool.admitting = None, False
-            for block in hits:
-                block.ref_cnt -= 1
         if blocks is not None and request.request_id not in self.ledger.chains:
             tables = self.coordinator.get_blocks(request.request_id)
             self.ledger.admit(request, tables, num_new_computed_tokens)
