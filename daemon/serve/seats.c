@@ -74,7 +74,7 @@ static struct user *find_user(struct seats *s, uint32_t uid) {
                 if (!u->n_connections && (!best || u->turns.cost_ns < best->turns.cost_ns))
                         best = u;
         }
-        assert(best); /* there are more users than connections */
+        assert(best); /* there are as many users as clients, and this client has none yet */
         *best = (struct user){.uid = uid};
         return best;
 }

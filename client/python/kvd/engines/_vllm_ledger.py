@@ -134,10 +134,6 @@ class Ledger:
             logger.warning("kvd: requests wait for blocks: %s", error)
             self.tell = now + TELL
 
-    def could(self, n: int) -> bool:
-        """Return whether the pool could provide n blocks, by the estimate in shared memory."""
-        return n <= len(self.free) or n <= len(self.free) + self.space.available()
-
     def hand_out(self, n: int) -> list[int]:
         got, self.free = self.free[:n], self.free[n:]
         if len(got) < n:
