@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,14 +22,32 @@ int raw_connect(const char *path) {
         return fd;
 }
 
-int raw_attach(const char *path) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach,
-                                .serial = 1,
-                                .attach.protocol = KVD_PROTOCOL},
-                       reply;
-        int fd = raw_connect(path);
+/*
+ * The daemon drops a connection that does not attach within a second. On a busy machine this
+ * process may be stopped for longer: it connects again then, as libkvd does.
+ */
+#define CONNECTIONS 100
 
-        if (raw_call(fd, &hello, &reply, NULL) != 1 || reply.number != KVD_MSG_attach_reply)
+int raw_hello(const char *path, struct kvd_msg *reply) {
+        static const struct kvd_msg hello = {.number = KVD_MSG_attach,
+                                             .serial = 1,
+                                             .attach.protocol = KVD_PROTOCOL};
+        int fd;
+
+        for (int i = 0; i < CONNECTIONS; i++) {
+                fd = raw_connect(path);
+                if (raw_call(fd, &hello, reply, NULL) == 1)
+                        return fd;
+                close(fd);
+        }
+        die("connections end instead of an answer");
+}
+
+int raw_attach(const char *path) {
+        struct kvd_msg reply;
+        int fd = raw_hello(path, &reply);
+
+        if (reply.number != KVD_MSG_attach_reply)
                 die("an honest client cannot attach");
         return fd;
 }
@@ -89,6 +108,7 @@ struct peer_end *peer_connect(const char *path) {
         if (!p)
                 die("out of memory");
         p->fd = raw_connect(path);
+        snprintf(p->path, sizeof p->path, "%s", path);
         p->decoder = new_decoder();
         return p;
 }
@@ -109,14 +129,20 @@ struct peer_end *peer_close(struct peer_end *p) {
         return NULL;
 }
 
-void peer_send(struct peer_end *p, const struct kvd_msg *request) {
+static bool try_send(struct peer_end *p, const struct kvd_msg *request) {
         struct kvd_msg msg = *request;
         ssize_t n;
 
         msg.serial = ++p->serial;
         n = kvd_msg_encode(&msg, p->frame, sizeof p->frame);
-        if (n <= 0 || kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, 0) < 0)
-                die("message %u cannot be sent", msg.number);
+        if (n <= 0)
+                die("message %u cannot be encoded", msg.number);
+        return kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, 0) >= 0;
+}
+
+void peer_send(struct peer_end *p, const struct kvd_msg *request) {
+        if (!try_send(p, request))
+                die("message %u cannot be sent", request->number);
 }
 
 bool peer_receive(struct peer_end *p, struct kvd_msg *ret) {
@@ -124,11 +150,20 @@ bool peer_receive(struct peer_end *p, struct kvd_msg *ret) {
         return receive(p->fd, p->decoder, p->frame, ret, &p->fds);
 }
 
+static bool try_call(struct peer_end *p, const struct kvd_msg *request, struct kvd_msg *ret) {
+        return try_send(p, request) && peer_receive(p, ret);
+}
+
 struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request) {
         struct kvd_msg reply;
+        bool answered = try_call(p, &request, &reply);
 
-        peer_send(p, &request);
-        if (!peer_receive(p, &reply))
+        for (int i = 1; !answered && request.number == KVD_MSG_attach && i < CONNECTIONS; i++) {
+                close(p->fd);
+                p->fd = raw_connect(p->path);
+                answered = try_call(p, &request, &reply);
+        }
+        if (!answered)
                 die("the daemon closed the connection at message %u", request.number);
         if (reply.serial != p->serial ||
             (reply.number != KVD_MSG_error && reply.number != request.number + KVD_REPLY))

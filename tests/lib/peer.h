@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include "ipc/frame.h"
 #include "ipc/msg.h"
@@ -21,6 +22,7 @@
 
 int raw_connect(const char *socket);
 int raw_attach(const char *socket); /* connected, and attached as an honest client */
+int raw_hello(const char *socket, struct kvd_msg *reply); /* connected; the answer to attach */
 
 /*
  * 1: *reply is the answer, whose slices are valid until the next one; 0: the daemon ended the
@@ -34,6 +36,7 @@ int raw_call(int fd, const struct kvd_msg *request, struct kvd_msg *reply, struc
 
 struct peer_end {
         int fd;
+        char path[sizeof(struct sockaddr_un)]; /* of the daemon's socket */
         uint64_t serial;
         struct kvd_decoder *decoder;
         struct kvd_fds fds; /* of the last reply */
@@ -48,7 +51,10 @@ struct peer_end *peer_close(struct peer_end *p);
 void peer_send(struct peer_end *p, const struct kvd_msg *request); /* the serial is chosen */
 /* false: the daemon closed the connection */
 bool peer_receive(struct peer_end *p, struct kvd_msg *ret);
-/* Sends and receives; the reply must be the one for this request, or `error`. */
+/*
+ * Sends and receives; the reply must be the one for this request, or `error`. If attach finds the
+ * connection closed, it makes another one.
+ */
 struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request);
 /* The same. peer_ok: the reply must not be an error. peer_refused: it must be this error. */
 struct kvd_msg peer_ok(struct peer_end *p, struct kvd_msg request);

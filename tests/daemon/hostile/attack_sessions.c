@@ -32,37 +32,18 @@ static void half_open(const struct hostile *h) {
 }
 
 /*
- * Connects and attaches. Returns 0, or the error with which the daemon refused. On a busy machine
- * the daemon may drop a connection that attaches too late; the function then retries with a new
- * one.
- */
-static uint32_t answer_to_hello(const struct hostile *h, int *ret) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach,
-                                .serial = 1,
-                                .attach.protocol = KVD_PROTOCOL},
-                       reply;
-
-        for (uint32_t i = 0; i < FLOOD; i++) {
-                *ret = raw_connect(h->daemon.socket);
-                if (raw_call(*ret, &hello, &reply, NULL) == 1)
-                        return reply.number == KVD_MSG_error ? reply.error.code : 0;
-                close(*ret);
-        }
-        die("connections end instead of an answer");
-}
-
-/*
  * Opens more connections than one user may have. The daemon must refuse the surplus, and accept a
  * new connection once the others have closed.
  */
 static void many_attached(const struct hostile *h) {
-        uint32_t attached = 0, refused = 0, error;
+        uint32_t attached = 0, refused = 0;
+        struct kvd_msg reply;
         int fds[FLOOD];
 
         for (uint32_t i = 0; i < FLOOD; i++) {
-                error = answer_to_hello(h, &fds[i]);
-                attached += error == 0;
-                refused += error == EUSERS;
+                fds[i] = raw_hello(h->daemon.socket, &reply);
+                attached += reply.number == KVD_MSG_attach_reply;
+                refused += reply.number == KVD_MSG_error && reply.error.code == EUSERS;
         }
         if (attached < 100 || attached > 260 || attached + refused != FLOOD)
                 die("%u connections attached, %u refused", attached, refused);

@@ -112,13 +112,29 @@ static void close_impatiently(int fd) {
         ualarm(0, 0);
 }
 
-static void send_lingering(int socket, bool refused) {
-        int ends[2];
+static int send_lingering(int socket) {
+        int ends[2], r;
 
         make_lingering(ends);
-        ck_assert_int_eq(send_fds(socket, ends, 1), refused ? -EPERM : 0);
+        r = send_fds(socket, ends, 1);
         close_impatiently(ends[0]);
         close(ends[1]);
+        return r;
+}
+
+/*
+ * Sends a lingering socket over a new connection, and returns that. If this process is stopped for
+ * longer than the daemon waits for attach, it connects again.
+ */
+static int throw_lingering(bool attached, bool refused) {
+        int socket = attached ? raw_attach(in.socket) : raw_connect(in.socket), r;
+
+        while ((r = send_lingering(socket)) == -EPIPE) {
+                close(socket);
+                socket = attached ? raw_attach(in.socket) : raw_connect(in.socket);
+        }
+        ck_assert_int_eq(r, refused ? -EPERM : 0);
+        return socket;
 }
 
 static void send_queues(int socket, bool refused) {
@@ -172,8 +188,7 @@ START_TEST(lingering_sockets_delay_no_answer) {
 
         start(_i, "daemon.log=error");
         for (int k = 0; k < 2; k++) {
-                socket = k ? raw_attach(in.socket) : raw_connect(in.socket);
-                send_lingering(socket, keeps_off(_i));
+                socket = throw_lingering(k, keeps_off(_i));
                 if (keeps_off(_i))
                         close(socket);
                 else
@@ -227,7 +242,7 @@ START_TEST(unread_descriptors_delay_no_answer) {
         for (uint32_t i = 0; i < ARRAY_SIZE(sockets); i++) {
                 sockets[i] = raw_connect(in.socket);
                 send(sockets[i], "not a frame", 11, 0);
-                send_lingering(sockets[i], keeps_off(_i));
+                ck_assert_int_eq(send_lingering(sockets[i]), keeps_off(_i) ? -EPERM : 0);
                 send_fds(sockets[i], &sockets[i], 1); /* itself */
         }
         kill(in.pid, SIGCONT);
@@ -254,12 +269,8 @@ START_TEST(descriptors_of_a_refused_user_delay_no_answer) {
         if (pid == 0) {
                 if (setgid(1001) < 0 || setuid(1001) < 0)
                         _exit(1);
-                for (int k = 0; k < 20; k++) {
-                        int socket = raw_connect(in.socket);
-
-                        send_lingering(socket, keeps_off(_i));
-                        close(socket);
-                }
+                for (int k = 0; k < 20; k++)
+                        close(throw_lingering(false, keeps_off(_i)));
                 _exit(0);
         }
         while (waitpid(pid, &status, WNOHANG) == 0)

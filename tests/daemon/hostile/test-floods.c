@@ -35,18 +35,6 @@ static char nothing[4000];
 
 /* ---- the flood ------------------------------------------------------------------------------- */
 
-static int attach_and_open(void) {
-        static const struct kvd_msg hello = {.number = KVD_MSG_attach,
-                                             .serial = 1,
-                                             .attach.protocol = KVD_PROTOCOL};
-        int fd = raw_connect(in.socket);
-        struct kvd_msg reply;
-
-        if (raw_call(fd, &hello, &reply, NULL) != 1 || reply.number != KVD_MSG_attach_reply)
-                die("the flood may not attach");
-        return fd;
-}
-
 static void send_all(int fd, const struct kvd_msg *request) {
         static uint8_t frame[KVD_FRAME_MAX];
         ssize_t n = kvd_msg_encode(request, frame, sizeof frame);
@@ -64,7 +52,7 @@ static _Noreturn void flood(const struct kvd_msg *request) {
                 _exit(2);
         peer_open_space(peer_attach(in.socket), "flooded");
         for (uint32_t i = 0; i < FLOOD; i++)
-                fds[i] = attach_and_open();
+                fds[i] = raw_attach(in.socket);
         while (write(ready[1], "x", 1) == 1 && read(go[0], &byte, 1) == 1)
                 for (uint32_t i = 0; i < FLOOD; i++)
                         send_all(fds[i], request);

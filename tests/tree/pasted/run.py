@@ -8,6 +8,8 @@ system's environment. The files that ninja would build are put where it would bu
 who have installed kvd: a daemon listens at $KVD_SOCKET, with a space `llama` in which a client holds blocks, each
 block begins in the root of the copy, and ninja only prints what it would build.
 
+Pages name ports. As root, a run has a network of its own, so that another program's ports do not matter.
+
 Programs in C are compiled, and run three times: with nothing cached, with everything cached, and without a daemon,
 which they must report. Scripts that build, test or show everything are not run: they must exist, and have the options
 that they are pasted with.
@@ -15,11 +17,15 @@ that they are pasted with.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -38,6 +44,7 @@ ROOTS = re.compile(r"\b(sudo|systemctl|apt-get|pip3? install)\b")
 RESULT = re.compile(r"# (\d+ tokens found, .*)$", re.M)     # output of a command according to the page
 END = "the block is done"
 NAMES = re.compile(r"^(admins|users|groups)\s*=.*", re.M)
+CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 1
 
 
 class Wrong(Exception):
@@ -269,7 +276,15 @@ class Newcomer(Pasted):
         self.paste("KVD_SOCKET=~/nobody python3 quickstart.py && exit 1 || [ $? -lt 128 ]")
 
 
+def enter_own_network() -> None:
+    """Leaves the machine's network for a new one, which has a loopback interface, if this process may."""
+    if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+
+
 def main() -> int:
+    enter_own_network()
     root, build, page = (Path(a).resolve() for a in sys.argv[1:4])
     blocks, failed = blocks_of(page), 0
     if not blocks and ".Sh EXAMPLES" not in page.read_text():
