@@ -247,10 +247,12 @@ static uint64_t copy_bytes(void) {
         return peer_ok(u.peer, MSG(space_info)).space_info_reply.copy_bytes;
 }
 
+static uint64_t written_before; /* number of copies, when there was none in the file */
+
 static bool some_are_on_their_way(void) {
         struct kvd_msg_tier_info_reply t = tier();
 
-        return t.copies > t.copies_written;
+        return t.copies > t.copies_written - written_before;
 }
 
 static void spill_each(void) {
@@ -262,6 +264,7 @@ static void spill_each(void) {
 static void begin_again(void) {
         kvd_sequence_close(u.sequence);
         expect_no_copy();
+        written_before = tier().copies_written;
         ck_assert_int_eq(kvd_sequence_open(u.space, USER_BLOCKS, &u.sequence), 0);
         user_append(&u, USER_BLOCKS);
 }
@@ -284,8 +287,8 @@ static void stop_under_way(pid_t disk) {
         }
 }
 
-/* Moves copies until it is killed. read: from the file, otherwise to it. */
-static _Noreturn void move_copies(bool read) {
+/* Moves copies until it is killed. read: from the file; otherwise to it, and says when some move. */
+static _Noreturn void move_copies(bool read, int say) {
         pid_t disk = disk_process();
 
         connect_to_it();
@@ -297,6 +300,7 @@ static _Noreturn void move_copies(bool read) {
         } else {
                 user_append(&u, USER_BLOCKS);
                 stop_under_way(disk);
+                ck_assert_int_eq(write(say, "x", 1), 1);
         }
         for (;; usleep(1000))
                 user_sync(&u);
@@ -304,16 +308,22 @@ static _Noreturn void move_copies(bool read) {
 
 /* It is killed while its copies are on their way between the file and its space's memory. */
 START_TEST(a_client_that_is_killed_meanwhile_leaves_no_slot) {
-        pid_t disk = disk_process(), pid = fork();
+        pid_t disk = disk_process(), pid;
+        int said[2];
+        char x;
 
+        ck_assert_int_eq(pipe(said), 0);
+        pid = fork();
         if (pid == 0)
-                move_copies(_i == 0);
+                move_copies(_i == 0, said[1]);
+        close(said[1]);
         if (_i == 0) {
                 WAIT_UNTIL(tier().copies >= USER_BLOCKS - MEMORY_BYTES / BLOCK_BYTES);
                 WAIT_UNTIL(copy_bytes() == MEMORY_BYTES);
         } else {
-                WAIT_UNTIL(some_are_on_their_way());
+                ck_assert_int_eq(read(said[0], &x, 1), 1);
         }
+        close(said[0]);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
         user_check(&u);
