@@ -107,7 +107,7 @@ class Engine:
 
 
 class Child:
-    llm = None
+    llm = needs_zeroing = None
 
     def __init__(self, options: dict):
         self.asked = 0
@@ -119,7 +119,8 @@ class Child:
         from vllm.config import KVTransferConfig
         from vllm.v1.kv_cache_interface import KVCacheConfig
         self.close()
-        KVCacheConfig.needs_kv_cache_zeroing = property(lambda caches: zeroing or caches.has_mixed_precision_kv_cache)
+        needs = self.needs_zeroing = self.needs_zeroing or KVCacheConfig.needs_kv_cache_zeroing.fget
+        KVCacheConfig.needs_kv_cache_zeroing = property(lambda caches: zeroing or needs(caches))
         kv = options.pop("kv_transfer_config")
         self.llm = LLM(**options, kv_transfer_config=KVTransferConfig(**kv) if kv else None)
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
@@ -183,6 +184,10 @@ class Child:
     def wake(self) -> bool:
         self.llm.wake_up()
         return True
+
+    def block(self) -> int:
+        """Tokens per block, which vLLM chooses for hybrid models."""
+        return self.llm.llm_engine.vllm_config.cache_config.block_size
 
     def mapped(self) -> int:
         """The number of blocks that this process has mapped."""

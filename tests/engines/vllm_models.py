@@ -21,6 +21,7 @@ SIZES = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 192, "num_
          "initializer_range": 0.08, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ALTERNATE = ["sliding_attention", "full_attention"] * 2
 FAMILIES = {
+    "llama": ("LlamaConfig", {"tie_word_embeddings": True, "initializer_range": 0.05}),
     "gemma-2": ("Gemma2Config", {"tie_word_embeddings": True, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
                                  "layer_types": ALTERNATE}),
     "gemma-3": ("Gemma3TextConfig", {"tie_word_embeddings": True, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
@@ -30,6 +31,15 @@ FAMILIES = {
     "llama-4": ("Llama4TextConfig", {"attention_chunk_size": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 1,
                                      "intermediate_size_mlp": 192, "no_rope_layers": [1, 1, 1, 0],
                                      "layer_types": ["chunked_attention"] * 3 + ["full_attention"]}),
+    "qwen3-next": ("Qwen3NextConfig", {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "head_dim": 128,
+                                       "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+                                       "linear_num_key_heads": 1, "linear_num_value_heads": 1, "num_experts": 4,
+                                       "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                                       "shared_expert_intermediate_size": 64}),
+    "deepseek": ("DeepseekV3Config", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64,
+                                      "v_head_dim": 64, "q_lora_rank": None, "n_routed_experts": 4, "n_shared_experts": 1,
+                                      "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+                                      "moe_intermediate_size": 64, "num_key_value_heads": 4, "topk_method": "noaux_tc"}),
 }
 
 

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, KVQuantMode,
-                                        MLAAttentionSpec, SlidingWindowSpec)
+from vllm.v1.kv_cache_interface import (FullAttentionSpec, HiddenStateCacheSpec, KVCacheConfig, KVCacheGroupSpec,
+                                        KVCacheTensor, KVQuantMode, MambaSpec, MLAAttentionSpec, SlidingWindowMLASpec,
+                                        SlidingWindowSpec)
 from vllm_engine import connector
 
 import kvd
@@ -25,6 +26,8 @@ from kvd.engines._vllm_layout import register
 
 SOCKET, MODEL = sys.argv[1:3]
 PLAIN = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+LATENT = PLAIN | {"num_kv_heads": 1}
+STATE = MambaSpec(block_size=32, shapes=((64, 64),), dtypes=(torch.float32,), mamba_cache_mode="align")
 
 
 def config_of(model: str = MODEL, **extra):
@@ -61,8 +64,8 @@ def changed(owner, name: str, value):
     put(owner, name, before)
 
 
-def speculation(method: str):
-    return SimpleNamespace(method=method, draft_model_config=None)
+def speculation(method: str, modules: bool = False):
+    return SimpleNamespace(method=method, draft_model_config=None, use_multi_module_mtp=lambda: modules)
 
 
 def check_configurations() -> None:
@@ -80,15 +83,18 @@ def check_configurations() -> None:
             refused(words, config, plain)
     with changed(config, "kv_events_config", SimpleNamespace(enable_kv_cache_events=True)):
         refused("events", config, plain)
-    for method in ("eagle", "eagle3", "mtp", "dflash", "medusa", "custom_class"):
+    for method in ("dflash", "dspark", "medusa", "custom_class"):
         with changed(config, "speculative_config", speculation(method)):
             refused(f"speculative decoding by {method};", config, plain)
     for part, name, value in [("parallel_config", "data_parallel_size", 2), ("model_config", "enable_sleep_mode", True)]:
         with changed(getattr(config, part), name, value):
             space.refuse_in_place(config, plain)
-    for method in space.SPECULATION:
+    for method in space.SPECULATION + space.HEADS:
         with changed(config, "speculative_config", speculation(method)):
             space.refuse_in_place(config, plain)
+            refused("speculation with Mamba states", config, caches_of(FullAttentionSpec(**PLAIN), STATE))
+    with changed(config, "speculative_config", speculation("mtp", modules=True)):
+        refused("several MTP layers", config, plain)
 
 
 def check_gpus() -> None:
@@ -96,6 +102,9 @@ def check_gpus() -> None:
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
     with changed(space, "current_platform", SimpleNamespace(is_cpu=lambda: False)):
         space.refuse_in_place(config, plain)
+        space.refuse_in_place(config, caches_of(MLAAttentionSpec(**LATENT)))
+        with changed(config.parallel_config, "distributed_executor_backend", "uni"):    # zeroes, as in the loop below
+            space.refuse_in_place(config, caches_of(STATE, MLAAttentionSpec(**LATENT)))
         for words, part, name, value in [
                 ("tensor parallelism in place", "parallel_config", "tensor_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_size", 2),
@@ -103,8 +112,9 @@ def check_gpus() -> None:
             with changed(getattr(config, part), name, value):
                 refused(words, config, plain)
                 space.refuse_always(config, plain)
-        with changed(config, "speculative_config", speculation("draft_model")):
-            refused("a draft model in place on GPUs", config, plain)
+        for method in ("draft_model", *space.HEADS):
+            with changed(config, "speculative_config", speculation(method)):
+                refused("a draft in place on GPUs", config, plain)
         with changed(config, "speculative_config", speculation("ngram")):
             space.refuse_in_place(config, plain)
         with changed(KVCacheConfig, "needs_kv_cache_zeroing", True):
@@ -127,8 +137,13 @@ def check_caches() -> None:
     refused("not causal", config, caches_of(FullAttentionSpec(**PLAIN, non_causal=True)))
     window = SlidingWindowSpec(**PLAIN, sliding_window=64)
     refused("without full attention", config, caches_of(window))
-    refused("MLAAttentionSpec", config, caches_of(MLAAttentionSpec(**PLAIN | {"num_kv_heads": 1})))
-    space.refuse_in_place(config, caches_of(FullAttentionSpec(**PLAIN), window, FullAttentionSpec(**PLAIN)))
+    refused("without full attention", config, caches_of(STATE))
+    refused("no fixed positions", config, caches_of(FullAttentionSpec(**PLAIN), dataclasses.replace(STATE, mamba_cache_mode="none")))
+    refused("MLA in place on CPUs", config, caches_of(MLAAttentionSpec(**LATENT)))
+    refused("HiddenStateCacheSpec", config, caches_of(HiddenStateCacheSpec(**LATENT)))
+    refused("SlidingWindowMLASpec", config, caches_of(
+        FullAttentionSpec(**PLAIN), SlidingWindowMLASpec(**LATENT, sliding_window=64, bounded_replay=True)))
+    space.refuse_in_place(config, caches_of(FullAttentionSpec(**PLAIN), window, STATE, FullAttentionSpec(**PLAIN)))
     refused("blocks of different sizes", config,
             caches_of(FullAttentionSpec(**PLAIN), FullAttentionSpec(**PLAIN | {"block_size": 64})))
     for change in ({"block_stride": 64}, {"offset": 64}):

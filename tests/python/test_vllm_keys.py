@@ -42,8 +42,9 @@ def prompt(system: int, *pictures: tuple[str, int]) -> tuple[list[int], list[tup
 class Serving:
     """A vLLM without a model, in place: it looks up requests and publishes their blocks."""
 
-    def __init__(self, space: kvd.Space):
-        groups = types.SimpleNamespace(size=SIZE, step=SIZE, dense=[0], kinds=[], places={}, salts=lambda salt: [salt])
+    def __init__(self, space: kvd.Space, ahead: int = 0):
+        groups = types.SimpleNamespace(size=SIZE, step=SIZE, dense=[0], kinds=[], places={}, salts=lambda salt: [salt],
+                                       ahead=ahead)
         self.space, self.ledger = space, Ledger(space, groups, keep=4, wait=0)
 
     def serve(self, it) -> int:
@@ -118,6 +119,17 @@ def test_keys_of_prefixes(space):
         assert not {*whole[like:]} & {again.upto(end) for end in range(SIZE, 97, SIZE)}
     plain = keys.PrefixKeys(request("z", tokens), 0, SIZE)
     assert plain.upto(16) == whole[0] and plain.upto(32) != whole[1]
+
+
+def test_with_a_draft_head_the_next_token_counts(space):
+    """A block is found if the token behind it is the same, too, and published when that is known."""
+    engine, tokens = Serving(space, ahead=1), [100 + i % 50 for i in range(64)]
+    for more, found in (([], 0), ([], 48), ([7], 48), ([7], 64), ([8], 48), ([7, 9], 64)):
+        assert engine.serve(request("r", tokens + more)) == found, (more, found)
+    assert engine.serve(request("r", [99] + tokens[1:] + [7])) == 0
+    assert keys.salt_ahead(request("r", tokens, ("cat", 8, 8)), 0) is None
+    keyed = [keys.PrefixKeys(request("r", tokens + [it]), 0, SIZE, 1) for it in (7, 8)]
+    assert [keyed[0].upto(n) == keyed[1].upto(n) for n in (48, 64)] == [True, False]
 
 
 def test_request_wide_inputs_change_the_salt(space):

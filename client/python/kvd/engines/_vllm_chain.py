@@ -33,7 +33,7 @@ class Chain:
         self.request, self.salts, self.pins = request, groups.salts(salt), pins
         self.length = pins[0].tokens // groups.size if pins else 0
         self.blocks = {group: pin.blocks for group, pin in zip(groups.dense, pins)}
-        self.keys = PrefixKeys(request, salt, groups.step)
+        self.keys = PrefixKeys(request, salt, groups.step, groups.ahead)
         self.objects: dict[tuple[Kind, int], Object | None] = {}
         self.below = False              # there may be more of it below the pool
         self.tables: list[list[KVCacheBlock]] = []      # of the dense groups

@@ -22,7 +22,7 @@ from ._vllm_groups import Groups
 from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_pool import Manager
-from ._vllm_space import block_tokens, blocks_needed, open_space, refuse_in_place, require_vllm
+from ._vllm_space import block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place, require_vllm
 from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
@@ -96,6 +96,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
         self.share = get_tensor_model_parallel_rank() if is_worker else 0
+        self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.wait = float(vllm_config.kv_transfer_config.get_from_extra_config("fetch_wait", 1.0))
         self.ledger: Ledger | None = None
         self._make_room(vllm_config, kv_cache_config, shares)
@@ -139,14 +140,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check the addresses of vLLM's views: layer l of a tensor in block b is at
-        base + b * block_bytes + offset + l * layer_stride, where the offset has the share of this worker."""
+        base + b * block_bytes + offset + l * layer_stride, where the offset has the share of this worker, and is not
+        longer than a page, at whose end may be padding."""
         memory, caches = self.space.memory(), self._kv_cache_config
-        pages = {name: group.kv_cache_spec.page_size_bytes for group in caches.kv_cache_groups for name in group.layer_names}
+        pages = {name: spec.page_size_bytes for name, spec in layer_specs(caches)}
         for tensor in caches.kv_cache_tensors:
             for i, name in enumerate(tensor.layers):
                 view, at = kv_caches[name], memory.base + tensor.offset + i * tensor.layer_stride
                 if (view.data_ptr() != at or view.stride(0) * view.element_size() != memory.block_bytes
-                        or view[0].numel() * view.element_size() != pages[name]):
+                        or view[0].numel() * view.element_size() > pages[name]):
                     raise RuntimeError(f"vLLM's layer {name} is not in kvd's pool: {tuple(view.shape)} {view.stride()}")
         logger.info("kvd: the KV cache is space %s of the pool, %d blocks of %d bytes", self.space.name, self.blocks,
                     memory.block_bytes)
@@ -182,7 +184,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- scheduler: the blocks
 
     def bind_kv_cache_manager(self, kv_cache_manager) -> None:
-        groups = Groups(kv_cache_manager.coordinator)
+        groups = Groups(kv_cache_manager.coordinator, self.ahead)
         self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32), wait=self.wait)
         Manager.adopt(kv_cache_manager, self.ledger)
         super().bind_kv_cache_manager(kv_cache_manager)

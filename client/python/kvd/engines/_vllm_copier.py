@@ -13,13 +13,13 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole,
                                                                KVConnectorWorkerMetadata)
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from vllm.v1.request import Request
 
 import kvd
 
 from ._vllm_keys import extra_key, tokens_of
-from ._vllm_space import open_space, refuse, refuse_always, require_vllm
+from ._vllm_space import HEADS, layer_specs, open_space, refuse, refuse_always, require_vllm
 
 logger = init_logger("vllm.kvd.engines.vllm_copy")
 
@@ -195,19 +195,24 @@ class KvdCopyConnector(KVConnectorBase_V1):
         require_vllm()
         refuse_always(vllm_config, kv_cache_config)
         groups = len(kv_cache_config.kv_cache_groups)
-        refuse([(groups != 1, f"{groups} KV cache groups by copy: use kvd.engines.vllm, or"
+        guess = vllm_config.speculative_config
+        refuse([(guess is not None and guess.method in HEADS, f"speculation by {guess and guess.method} by copy"),
+                (groups != 1, f"{groups} KV cache groups by copy: use kvd.engines.vllm, or"
                               " --disable-hybrid-kv-cache-manager")])
         self.group = kv_cache_config.kv_cache_groups[0]
         size, ranks = self.group.kv_cache_spec.block_size, vllm_config.parallel_config.tensor_parallel_size
+        alike = all(isinstance(spec, MLAAttentionSpec) for _, spec in layer_specs(kv_cache_config))
 
         def space(rank: int) -> kvd.Space:
-            return open_space(vllm_config, kv_cache_config, "lhnc", part=(rank, ranks))
+            return open_space(vllm_config, kv_cache_config, "lhnc", part=(0, 1) if alike else (rank, ranks))
 
         if role == KVConnectorRole.SCHEDULER:
-            self.planner = Planner([space(rank) for rank in range(ranks)], size)
+            self.planner = Planner([space(rank) for rank in range(1 if alike else ranks)], size)
         else:
             from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-            self.copier = Copier(space(get_tensor_model_parallel_rank()), size)
+            rank = get_tensor_model_parallel_rank()
+            self.copier = Copier(space(rank), size)
+            self.stores = not (alike and rank)
 
     # ---- scheduler
 
@@ -251,7 +256,7 @@ class KvdCopyConnector(KVConnectorBase_V1):
         pass
 
     def wait_for_save(self) -> None:
-        stores = self._get_connector_metadata().stores
+        stores = self._get_connector_metadata().stores if self.stores else []
         if stores and self.copier.caches[0].is_cuda:
             torch.cuda.current_stream().synchronize()
         for job in stores:

@@ -5,11 +5,18 @@ vLLM divides a model's layers into groups. Each group has a block table of its o
 pool, so that a block of kvd holds one group's layers of some tokens.
 
 Groups of full attention need all blocks of a prefix. They are chains of tokens: one chain for each group, whose salts
-differ. Groups with windows or chunks need only the last blocks before a position, and a chain would hold those before
-the window, too. Their blocks are objects, found by a key that covers all tokens up to the block's end (_vllm_keys.py).
-An object has one block for each group of one kind, since vLLM uses a position either in all of them or in none. Tokens
-are compared in chains only. But a hit ends within a chain in any model that is accepted, so it never depends on keys
-alone.
+differ. Groups with windows or chunks need only the last blocks before a position, and Mamba's need the state there; a
+chain would hold those before, too. Their blocks are objects, found by a key that covers all tokens up to the block's end
+(_vllm_keys.py). An object has one block for each group of one kind, since vLLM uses a position either in all of them or
+in none. Tokens are compared in chains only. But a hit ends within a chain in any model that is accepted, so it never
+depends on keys alone.
+
+The keys that a draft head (EAGLE, MTP) has for a token depend on the next token, too. vLLM therefore does not use the last
+block that it finds. Here, the words of a chain are the tokens from the second one on, so that the next token is compared
+as well, and the block is used.
+
+A block of Mamba's is the state after its last token. vLLM computes a prompt in steps that end where blocks end, so that
+there is one; most positions have none.
 """
 
 from __future__ import annotations
@@ -18,22 +25,26 @@ from dataclasses import dataclass
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator, KVCacheCoordinator
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, MambaSpec,
+                                        MLAAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec, iter_layer_specs)
 
 import kvd
 
 
-# Sparse groups, and the number of tokens before a position that they can look at.
+DENSE = (FullAttentionSpec, MLAAttentionSpec)
+# Sparse groups, and the number of tokens before a position of which they need blocks.
 REACH = {SlidingWindowSpec: lambda spec: spec.sliding_window - 1,
-         ChunkedLocalAttentionSpec: lambda spec: spec.attention_chunk_size}
+         SlidingWindowMLASpec: lambda spec: spec.sliding_window - 1,
+         ChunkedLocalAttentionSpec: lambda spec: spec.attention_chunk_size,
+         MambaSpec: lambda spec: 1}
 
 
 def is_dense(spec: KVCacheSpec) -> bool:
-    return type(spec) is FullAttentionSpec
+    return all(type(it) in DENSE for it in iter_layer_specs(spec))
 
 
 def is_sparse(spec: KVCacheSpec) -> bool:
-    return type(spec) in REACH
+    return all(type(it) in REACH and it.prefix_cacheable for it in iter_layer_specs(spec))
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,11 @@ class Kind:
 
 
 class Groups:
-    """dense: ids of the groups that are chains, of `size` tokens per block. kinds: the others. step: tokens per key."""
+    """dense: ids of the groups that are chains, of `size` tokens per block. kinds: the others. step: tokens per key.
+    ahead: number of tokens behind a block that its bytes depend on, 1 with a draft head."""
 
-    def __init__(self, coordinator: KVCacheCoordinator):
+    def __init__(self, coordinator: KVCacheCoordinator, ahead: int = 0):
+        self.ahead = ahead
         managers = coordinator.single_type_managers
         found = _together(coordinator) if isinstance(coordinator, HybridKVCacheCoordinator) else [[0]]
         self.step = coordinator.block_pool.hash_block_size

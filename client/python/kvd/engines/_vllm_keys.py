@@ -51,18 +51,26 @@ def extra_key(request: Request, epoch: bytes, size: int) -> int | None:
     return kvd.fingerprint("vllm", adapter, request.cache_salt, [], epoch)[0] or 1
 
 
+def salt_ahead(request: Request, salt: int | None) -> int | None:
+    """Return the salt of a chain whose words are the tokens from the second one on, so that the next token is compared
+    with each block. The salt has the first token. A request with pictures is not shared so."""
+    if salt is None or request.mm_features:
+        return None
+    return kvd.fingerprint("vllm ahead", salt, request.all_token_ids[0])[0] or 1
+
+
 class PrefixKeys:
     """Keys of a request's prefixes, by their numbers of tokens, which are multiples of `step`: SHA-256 of the request's
-    salt and of all tokens before that position, with pictures as in tokens_of()."""
+    salt and of all tokens before that position, with pictures as in tokens_of(), and of `ahead` more (salt_ahead())."""
 
-    def __init__(self, request: Request, salt: int, step: int):
-        self.request, self.step = request, step
+    def __init__(self, request: Request, salt: int, step: int, ahead: int = 0):
+        self.request, self.step, self.ahead = request, step, ahead
         self.keys = [hashlib.sha256(struct.pack("<QI", salt, step)).digest()]
 
     def upto(self, tokens: int) -> bytes:
         first, end = (len(self.keys) - 1) * self.step, tokens // self.step * self.step
         if end > first:
-            words = array("I", tokens_of(self.request, first, end, self.step)).tobytes()
+            words = array("I", tokens_of(self.request, first + self.ahead, end + self.ahead, self.step)).tobytes()
             for at in range(0, len(words), 4 * self.step):
                 self.keys.append(hashlib.sha256(self.keys[-1] + words[at:at + 4 * self.step]).digest())
         return self.keys[tokens // self.step]

@@ -33,7 +33,7 @@ import kvd
 
 from ._vllm_chain import Chain, Object, Plan
 from ._vllm_groups import Groups, Kind
-from ._vllm_keys import extra_key, tokens_of
+from ._vllm_keys import extra_key, salt_ahead, tokens_of
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
 
@@ -145,7 +145,7 @@ class Ledger:
     def give_back(self, block_id: int) -> None:
         """Take back a block that is in no table any more. A block that was found is released with its chain."""
         self.used -= 1
-        self._forget_object(block_id)
+        self.forget_plan_of(block_id)
         block = self.ours.pop(block_id, None)
         if block:
             (self.free if block.data and not block.posted else self.gone).append(block)
@@ -186,13 +186,15 @@ class Ledger:
         self.drop_found()
         start = time.perf_counter()
         salt, pins, below = extra_key(request, self.epoch, min(self.size, self.groups.step)), [], False
+        if self.groups.ahead:
+            salt = salt_ahead(request, salt)
         if salt is not None:
             salts = self.groups.salts(salt)
             if request.skip_reading_prefix_cache or self.state is not self.SERVING:
                 pins = [kvd.Pin(self.space, salt=it) for it in salts]
             else:
                 self.space.catch_up()
-                tokens = tokens_of(request, 0, most // self.size * self.size, self.size)
+                tokens = self._words(request, 0, most // self.size)
                 found = [self._lookup(tokens, it) for it in salts]
                 below = any(pin.below for pin in found)
                 pins = self._cut(found, salts, tokens)
@@ -202,6 +204,11 @@ class Ledger:
         self.found.below = below
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
+
+    def _words(self, request: Request, first: int, end: int) -> list[int]:
+        """Return the words of blocks [first, end) of a request."""
+        ahead = self.groups.ahead
+        return tokens_of(request, first * self.size + ahead, end * self.size + ahead, self.size)
 
     def _lookup(self, tokens: Sequence[int], salt: int) -> kvd.Pin:
         pin = self.space.lookup(tokens, salt=salt)
@@ -229,9 +236,10 @@ class Ledger:
         if not chain.length:
             return None
         if group_ids[0] in self.groups.places:
-            found = self._object(chain, self.groups.places[group_ids[0]][0], end)
+            kind = self.groups.places[group_ids[0]][0]
+            found = self._object(chain, kind, end) if end % kind.tokens == 0 else None
             return found.pin.blocks if found else None
-        return [chain.blocks[it][i] for it in group_ids] if i < chain.length else None
+        return [chain.blocks[it][i] for it in group_ids] if end % self.size == 0 and i < chain.length else None
 
     def _object(self, chain: Chain, kind: Kind, end: int) -> Object | None:
         """Look up an object, and those before it, which vLLM asks for next."""
@@ -255,7 +263,7 @@ class Ledger:
         self.numbers.tokens_found += tokens
         if tokens < chain.length * self.size:
             chain.length = tokens // self.size
-            words = tokens_of(chain.request, 0, chain.length * self.size, self.size)
+            words = self._words(chain.request, 0, chain.length)
             chain.pins = self._cut(chain.pins, chain.salts, words)
 
     def _ask_below(self, chain: Chain) -> None:
@@ -263,20 +271,30 @@ class Ledger:
         first: as vLLM's null block, it must not receive fetched data."""
         if not self.fetch(1):
             return
-        tokens = tokens_of(chain.request, 0, (chain.request.num_tokens - 1) // self.size * self.size, self.size)
+        tokens = self._words(chain.request, 0, (chain.request.num_tokens - 1) // self.size)
         fetches: list[kvd.Fetch] = []
         try:
             fetches += [self.space.fetch(tokens, salt=it) for it in chain.salts]
             reached = min(it.tokens for it in fetches)
             for kind in self.groups.kinds:
-                last = reached // kind.tokens * kind.tokens
-                for end in range(last, 0, -kind.tokens)[:kind.tail]:
-                    if not chain.objects.get((kind, end)):
-                        fetches.append(self.space.fetch_key(chain.keys.upto(end), len(kind.groups), salt=kind.number))
+                fetches += self._fetch_objects(chain, kind, reached)
         except kvd.Error:               # compute it, as if there were no tier below the pool
             pass
         self.below[chain.request.request_id] = fetches, time.perf_counter() + self.wait
         self.numbers.fetches += any(fetches)
+
+    def _fetch_objects(self, chain: Chain, kind: Kind, reached: int) -> list[kvd.Fetch]:
+        """Fetch the last objects before a position that a hit needs, all of which are in the pool or below."""
+        fetches, row = [], 0
+        for end in range(reached // kind.tokens * kind.tokens, 0, -kind.tokens)[:BATCH]:
+            if self._object(chain, kind, end):
+                row += 1
+            else:
+                fetches.append(self.space.fetch_key(chain.keys.upto(end), len(kind.groups), salt=kind.number))
+                row = row + 1 if fetches[-1] else 0
+            if row == kind.tail:
+                break
+        return fetches
 
     def waits(self, request_id: str) -> bool:
         """Return whether blocks for a request are being loaded or have just arrived, so that it must be looked up
@@ -364,12 +382,14 @@ class Ledger:
         """Note that a step will fill a block of another group, which ends at a position."""
         plan = self.planned.setdefault(request.request_id, Plan())
         kind, place = self.groups.places[group]
+        if self.filling.get(block_id, (plan, (kind, end)))[1] != (kind, end):
+            self.forget_plan_of(block_id)
         blocks = plan.objects.setdefault((kind, end), [None] * len(kind.groups))
         blocks[place] = self.ours[block_id]
         self.filling[block_id] = plan, (kind, end)
 
-    def _forget_object(self, block_id: int) -> None:
-        """A block was freed: the planned object that it is a part of cannot be published."""
+    def forget_plan_of(self, block_id: int) -> None:
+        """A block was freed, or will be overwritten: the planned object that it is a part of cannot be published."""
         plan, key = self.filling.pop(block_id, (None, None))
         if plan:
             plan.objects.pop(key, None)
@@ -405,7 +425,8 @@ class Ledger:
         """Post the blocks that are complete, ignoring steps in flight, and tokens that were guessed and computed but are
         behind the request's end. Returns whether all that was planned is complete."""
         request = chain.request
-        tokens = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
+        tokens = min(request.num_computed_tokens - request.num_in_flight_tokens,
+                     request.num_tokens - self.groups.ahead)
         done = tokens // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
             self._publish_chains(chain, done)
@@ -416,7 +437,7 @@ class Ledger:
         return done >= plan.length and not plan.objects
 
     def _publish_chains(self, chain: Chain, done: int) -> None:
-        words = tokens_of(chain.request, chain.length * self.size, done * self.size, self.size)
+        words = self._words(chain.request, chain.length, done)
         for pin, table in zip(chain.pins, chain.tables):
             mine = [self.ours[block.block_id] for block in table[chain.length:done]]
             if not self._post(chain, mine, lambda: pin.post(mine, words)):

@@ -68,8 +68,19 @@ class Pool(BlockPool):
                 if not blocks[i].is_null and (block_mask is None or block_mask[i - num_cached_blocks]):
                     self.ledger.plan_object(request, kv_cache_group_id, (i + 1) * block_size, blocks[i].block_id)
 
-    def cache_partial_block(self, *_, **__) -> None:
-        """Do nothing: hits end where blocks of all groups end."""
+    def cache_partial_block(self, request: Request, block: KVCacheBlock, num_tokens: int, kv_cache_group_id: int,
+                            block_size: int, replace_existing_hashes: bool = False) -> None:
+        """Do nothing, because hits end where blocks of all groups end; but if a step will leave a state of Mamba's at
+        num_tokens in this block, and not at the block's own end, plan that."""
+        if replace_existing_hashes and num_tokens % block_size == 0:
+            self.ledger.plan_object(request, kv_cache_group_id, num_tokens, block.block_id)
+        elif replace_existing_hashes:
+            self.ledger.forget_plan_of(block.block_id)
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        """A step will overwrite a state of Mamba's that was planned to be published."""
+        self.ledger.forget_plan_of(block.block_id)
+        return False
 
     def reset_prefix_cache(self) -> bool:
         """Stop sharing: this vLLM finds no previous blocks, and keeps its new ones for itself, because a reset means

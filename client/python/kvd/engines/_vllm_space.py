@@ -7,13 +7,16 @@ import errno
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 import vllm
 from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVQuantMode
+from vllm.v1.kv_cache_interface import (AttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVQuantMode, MambaSpec,
+                                        MLAAttentionSpec, iter_layer_specs)
 
 import kvd
 
@@ -23,6 +26,7 @@ from ._vllm_groups import is_dense, is_sparse
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
 SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model")
+HEADS = ("eagle", "eagle3", "mtp")              # draft heads, whose keys are in the blocks
 SCALES_WITH_WEIGHTS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)   # other modes keep scales beside the blocks
 
 
@@ -42,19 +46,20 @@ def refuse(reasons: list[tuple[bool, str]]) -> None:
 
 def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
     """Refuse what is unsupported both in place and by copy."""
-    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
+    specs = [spec for _, spec in layer_specs(caches)]
     unknown = sorted({type(spec).__name__ for spec in specs if not (is_dense(spec) or is_sparse(spec))})
-    attention = [spec for spec in specs if is_dense(spec) or is_sparse(spec)]
     guess = config.speculative_config.method if config.speculative_config else None
     refuse([
         (config.kv_transfer_config.kv_role != "kv_both", "a kv_role other than kv_both"),
-        (bool(unknown), f"{', '.join(unknown)} (MLA, Mamba, ...); full attention, windows and chunks are what it takes"),
+        (bool(unknown), f"{', '.join(unknown)}; full attention, MLA, windows, chunks and Mamba are what it takes"),
         (not any(is_dense(spec) for spec in specs), "a model without full attention in any layer"),
-        (any(getattr(spec, "non_causal", False) for spec in attention), "attention that is not causal"),
-        (any(spec.kv_quant_mode not in SCALES_WITH_WEIGHTS for spec in attention),
+        (any(getattr(spec, "non_causal", False) for spec in specs), "attention that is not causal"),
+        (any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs), "Mamba states of no fixed positions"),
+        (any(getattr(spec, "kv_quant_mode", KVQuantMode.NONE) not in SCALES_WITH_WEIGHTS for spec in specs),
          f"kv_cache_dtype {config.cache_config.cache_dtype}, whose scales are not in the weights; fp8 has its there"),
-        (guess is not None and guess not in SPECULATION,
-         f"speculative decoding by {guess}; {', '.join(SPECULATION)} are what it takes"),
+        (guess is not None and guess not in SPECULATION + HEADS,
+         f"speculative decoding by {guess}; {', '.join(SPECULATION + HEADS)} are what it takes"),
+        (guess is not None and any(isinstance(spec, MambaSpec) for spec in specs), "speculation with Mamba states"),
         (config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism"),
         (config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallelism"),
         (config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism"),
@@ -67,13 +72,15 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     refuse_always(config, caches)
     on_gpus, guess, parallel = not current_platform.is_cpu(), config.speculative_config, config.parallel_config
     refuse([
+        (not on_gpus and any(isinstance(spec, MLAAttentionSpec) for _, spec in layer_specs(caches)),
+         "MLA in place on CPUs, whose kernels need a layer's blocks side by side: use kvd.engines.vllm_copy"),
         (on_gpus and parallel.tensor_parallel_size > 1,
          "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
         (on_gpus and (parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0),  # the size in a rank may be 1
          "data parallelism inside of one vLLM on GPUs: start a vLLM for each GPU, with the daemon of that GPU"),
-        (on_gpus and guess is not None and guess.method == "draft_model",
-         "a draft model in place on GPUs, which may still be writing a block that is published: use"
-         " kvd.engines.vllm_copy"),
+        (on_gpus and guess is not None and guess.method in ("draft_model", *HEADS),
+         "a draft in place on GPUs, which may still be writing a block that is published"),
+        (guess is not None and guess.use_multi_module_mtp(), "several MTP layers"),
         # Model runner V2 zeroes blocks before its worker has mapped them, unless the scheduler is in the same process.
         (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
          "blocks that are zeroed by workers in other processes on GPUs"),
@@ -88,7 +95,7 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
             " The CPU backend offers it once kvd is installed where vLLM is (pip install client/python; it has an entry"
             " point of vllm.general_plugins); on GPUs choose FlashAttention, Triton or FlashInfer, and do not set"
             " VLLM_KV_CACHE_LAYOUT")
-    dense = {group.kv_cache_spec.block_size for group in caches.kv_cache_groups if is_dense(group.kv_cache_spec)}
+    dense = {spec.block_size for spec in _dense(caches)}
     if len(dense) > 1:
         raise RuntimeError(f"vLLM's groups of full attention have blocks of different sizes: {sorted(dense)} tokens")
     strides = {tensor.block_stride for tensor in caches.kv_cache_tensors}
@@ -99,9 +106,20 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 
+def layer_specs(caches: KVCacheConfig) -> Iterator[tuple[str, KVCacheSpec]]:
+    """Layers by name. The layers of a group may differ in their pages, like an index beside what it selects from."""
+    for group in caches.kv_cache_groups:
+        own = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+        yield from ((name, own.get(name, group.kv_cache_spec)) for name in group.layer_names)
+
+
+def _dense(caches: KVCacheConfig) -> list[KVCacheSpec]:
+    return [spec for _, spec in layer_specs(caches) if is_dense(spec)]
+
+
 def block_tokens(caches: KVCacheConfig) -> int:
     """Return the tokens per block of full attention."""
-    return next(group.kv_cache_spec.block_size for group in caches.kv_cache_groups if is_dense(group.kv_cache_spec))
+    return _dense(caches)[0].block_size
 
 
 def _block_bytes(caches: KVCacheConfig, kind: str) -> int:
@@ -134,14 +152,36 @@ def _model(config: VllmConfig, model: ModelConfig) -> tuple:
 
 
 def _draft(config: VllmConfig) -> tuple:
-    """Return the same for a draft model, whose keys and values are in the blocks, too; () for other speculation, which
-    leaves nothing in a block."""
+    """Return the same for a draft model or head, whose keys and values are in the blocks, too; () for other speculation,
+    which leaves nothing in a block."""
     guess = config.speculative_config
-    return _model(config, guess.draft_model_config) if guess and guess.method == "draft_model" else ()
+    if guess is None or guess.method not in ("draft_model", *HEADS):
+        return ()
+    return guess.method, _model(config, guess.draft_model_config)
 
 
-def _kernels(config: VllmConfig, spec: AttentionSpec) -> str:
-    """Return what determines the packing of keys: the attention backend, and on CPUs its instruction set."""
+def compare_next_token(config: VllmConfig, caches: KVCacheConfig) -> int:
+    """With a draft head, keep vLLM from dropping the last block that is found, since its next token is compared (see
+    _vllm_groups.py), and return 1; otherwise 0. vLLM asks afterwards."""
+    guess = config.speculative_config
+    if guess is None or guess.method not in HEADS:
+        return 0
+    guess.disable_eagle_block_drop = True
+    for group in caches.kv_cache_groups:
+        group.is_eagle_group = False
+    return 1
+
+
+def _kernels(config: VllmConfig, spec: KVCacheSpec) -> str:
+    """Return what determines the bytes of a block: the backend, and on CPUs its instruction set."""
+    if isinstance(spec, MambaSpec):
+        return f"{current_platform.device_type}-{torch.cpu._is_avx512_bf16_supported()}-{config.mamba_config}"
+    if current_platform.is_cpu() and isinstance(spec, MLAAttentionSpec):
+        return f"cpu-mla-{'amx' if torch.cpu._is_amx_tile_supported() else 'any'}"
+    return _attention_kernels(config, spec)
+
+
+def _attention_kernels(config: VllmConfig, spec: AttentionSpec) -> str:
     if not current_platform.is_cpu():
         return f"{current_platform.device_type}-{config.attention_config.backend or 'default'}"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -149,7 +189,9 @@ def _kernels(config: VllmConfig, spec: AttentionSpec) -> str:
 
 
 def _group(config: VllmConfig, group: KVCacheGroupSpec) -> tuple:
-    return repr(group.kv_cache_spec), group.layer_names, _kernels(config, group.kv_cache_spec)
+    """Of a group whose layers differ, the scheduler knows the first."""
+    spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    return repr(spec), group.layer_names, _kernels(config, spec)
 
 
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
@@ -173,7 +215,7 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     name = extra("space", None) or f"vllm-{slug}-{number[0]:016x}"
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
-    kernels = _kernels(config, caches.kv_cache_groups[0].kv_cache_spec)
+    kernels = _kernels(config, _dense(caches)[0])
     geometry = kvd.Geometry.opaque(_block_bytes(caches, kind) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
                                    block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
