@@ -452,6 +452,22 @@ def test_windows_and_kill_9(world: World) -> None:
         world.first = world.engine()
 
 
+def test_a_worker_whose_configuration_changes_finds_its_space(world: World) -> None:
+    """Loading a head changes the configuration of its worker, which is in another process than the scheduler."""
+    def spaces() -> set[str]:
+        return {it["name"] for it in world.daemon.stat("spaces")["spaces"]}
+
+    with tempfile.TemporaryDirectory() as folder:
+        (model,), before = models(folder, "llama"), spaces()
+        with Engine("in place", extra={"socket": world.daemon.socket}, environment=installed(folder), model=model,
+                    max_model_len=512, speculative_config=head_of(Path(model)), distributed_executor_backend="mp") as it:
+            got = [it.ask([document(3, 230)])[0] for _ in range(2)]
+        assert len(spaces() - before) == 1, spaces() - before
+    assert [it["cached"] for it in got] == [0, whole(230)], got
+    same(got[1:], got[:1])
+    world.daemon.check()
+
+
 def decided(alone: Engine, first: int) -> list[list[int]]:
     """Three prompts, with seeds from `first` on, of which the first and the third begin alike. Where two tokens are almost
     equally likely, rounding decides, which depends on the other requests of a step: random models are undecided at one

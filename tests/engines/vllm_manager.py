@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 from vllm import SamplingParams
@@ -119,7 +120,13 @@ def check_only_own_blocks_are_zeroed(socket: str) -> None:
         zeroed = it.take_new_block_ids()
         assert second[:10] == first[:10] and zeroed == second[10:], (first, second, zeroed)
         assert {*zeroed} <= {*it.ledger.ours}
-        it.free(two)
+        scheduler = object.__new__(KvdConnector)
+        scheduler.ledger, scheduler.space = it.ledger, it.ledger.space
+        for preempted in (False, True):         # by a request that is scheduled later in the same step
+            if preempted:
+                it.free(two)
+            scheduler.build_connector_meta(step := SimpleNamespace(new_block_ids_to_zero=[*zeroed]))
+            assert step.new_block_ids_to_zero == ([] if preempted else zeroed)
 
 
 def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
@@ -130,7 +137,12 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             worker = object.__new__(KvdConnector)
             worker.space, worker.base, worker.mapped, worker.era = space, memory.base, memory.mapped, 0
             assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
-            worker.handle_preemptions(Step(it.ledger.top, 0))
+            worker.handle_preemptions(Step(space.name, it.ledger.top, 0))
+            try:
+                worker.handle_preemptions(Step("another", it.ledger.top, 0))
+                raise AssertionError("a worker would write in another space")
+            except RuntimeError as error:
+                assert "the scheduler uses space another" in str(error), error
             assert worker.mapped >= it.ledger.top
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
 

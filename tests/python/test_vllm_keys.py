@@ -27,7 +27,7 @@ def request(name: str, tokens: list[int], *pictures: tuple[str, int, int], **mor
     return types.SimpleNamespace(**{
         "request_id": name, "all_token_ids": tokens, "num_tokens": len(tokens), "mm_features": features,
         "lora_request": None, "cache_salt": None, "prompt_embeds": None, "skip_reading_prefix_cache": False,
-        "num_computed_tokens": 0, "num_in_flight_tokens": 0, **more})
+        "num_computed_tokens": 0, "num_in_flight_tokens": 0, "resumable": False, **more})
 
 
 def prompt(system: int, *pictures: tuple[str, int]) -> tuple[list[int], list[tuple[str, int, int]]]:
@@ -127,7 +127,8 @@ def test_with_a_draft_head_the_next_token_counts(space):
     for more, found in (([], 0), ([], 48), ([7], 48), ([7], 64), ([8], 48), ([7, 9], 64)):
         assert engine.serve(request("r", tokens + more)) == found, (more, found)
     assert engine.serve(request("r", [99] + tokens[1:] + [7])) == 0
-    assert keys.salt_ahead(request("r", tokens, ("cat", 8, 8)), 0) is None
+    for no in (request("r", tokens, ("cat", 8, 8)), request("r", tokens, resumable=True)):
+        assert keys.salt_ahead(no, 0) is None
     keyed = [keys.PrefixKeys(request("r", tokens + [it]), 0, SIZE, 1) for it in (7, 8)]
     assert [keyed[0].upto(n) == keyed[1].upto(n) for n in (48, 64)] == [True, False]
 

@@ -56,8 +56,10 @@ class PoolMemory(TorchFunctionMode):
 
 @dataclass
 class Step(KVConnectorMetadata):
-    """Blocks that a worker must have mapped before it runs a step: ids below top, in the pool of daemon number era."""
+    """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool of daemon number
+    era."""
 
+    space: str
     top: int
     era: int
 
@@ -163,6 +165,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _map(self, step: Step) -> None:
         """Map memory by which the pool has grown, if a step uses it."""
+        if step.space != self.space.name:
+            raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
+                               " fingerprints differ")
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
             self.mapped, self.era = memory.mapped, step.era
@@ -198,9 +203,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output) -> KVConnectorMetadata:
         self.ledger.drop_found()
+        if scheduler_output.new_block_ids_to_zero:      # a request of this step may have lost its blocks since
+            scheduler_output.new_block_ids_to_zero = [it for it in scheduler_output.new_block_ids_to_zero
+                                                      if it in self.ledger.ours]
         self.ledger.trim()
         self.ledger.numbers.steps += 1
-        return Step(self.ledger.top, self.ledger.era)
+        return Step(self.space.name, self.ledger.top, self.ledger.era)
 
     def update_connector_output(self, connector_output) -> None:
         self.ledger.publish()   # the step's output has arrived, so its writes are complete, on GPUs too

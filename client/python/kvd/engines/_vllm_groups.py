@@ -13,7 +13,8 @@ depends on keys alone.
 
 The keys that a draft head (EAGLE, MTP) has for a token depend on the next token, too. vLLM therefore does not use the last
 block that it finds. Here, the words of a chain are the tokens from the second one on, so that the next token is compared
-as well, and the block is used.
+as well, and the block is used. (For the last token of a part of a prompt, vLLM's head uses the prompt's last token, whatever
+the next one is. Such guesses are worse, in vLLM alone, too; answers do not depend on them.)
 
 A block of Mamba's is the state after its last token. vLLM computes a prompt in steps that end where blocks end, so that
 there is one; most positions have none.

@@ -53,8 +53,9 @@ def extra_key(request: Request, epoch: bytes, size: int) -> int | None:
 
 def salt_ahead(request: Request, salt: int | None) -> int | None:
     """Return the salt of a chain whose words are the tokens from the second one on, so that the next token is compared
-    with each block. The salt has the first token. A request with pictures is not shared so."""
-    if salt is None or request.mm_features:
+    with each block. The salt has the first token. Requests with pictures are not shared so, nor sessions of streaming
+    input, whose last token may be replaced."""
+    if salt is None or request.mm_features or request.resumable:
         return None
     return kvd.fingerprint("vllm ahead", salt, request.all_token_ids[0])[0] or 1
 

@@ -286,7 +286,7 @@ class Ledger:
     def _fetch_objects(self, chain: Chain, kind: Kind, reached: int) -> list[kvd.Fetch]:
         """Fetch the last objects before a position that a hit needs, all of which are in the pool or below."""
         fetches, row = [], 0
-        for end in range(reached // kind.tokens * kind.tokens, 0, -kind.tokens)[:BATCH]:
+        for end in range(reached // kind.tokens * kind.tokens, 0, -kind.tokens)[:BATCH + kind.tail]:
             if self._object(chain, kind, end):
                 row += 1
             else:

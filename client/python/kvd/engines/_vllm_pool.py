@@ -72,7 +72,7 @@ class Pool(BlockPool):
                             block_size: int, replace_existing_hashes: bool = False) -> None:
         """Do nothing, because hits end where blocks of all groups end; but if a step will leave a state of Mamba's at
         num_tokens in this block, and not at the block's own end, plan that."""
-        if replace_existing_hashes and num_tokens % block_size == 0:
+        if replace_existing_hashes and num_tokens % block_size == 0 and not block.is_null:
             self.ledger.plan_object(request, kv_cache_group_id, num_tokens, block.block_id)
         elif replace_existing_hashes:
             self.ledger.forget_plan_of(block.block_id)

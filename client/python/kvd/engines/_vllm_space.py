@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
 SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model")
 HEADS = ("eagle", "eagle3", "mtp")              # draft heads, whose keys are in the blocks
+CONFIGURATIONS = ("config.json", "params.json")
 SCALES_WITH_WEIGHTS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)   # other modes keep scales beside the blocks
 
 
@@ -138,6 +140,14 @@ def blocks_needed(config: VllmConfig, caches: KVCacheConfig) -> int:
 
 # ---- fingerprint -----------------------------------------------------------------------------------------------------
 
+def _written(model: ModelConfig) -> tuple:
+    """Return a model's configuration as its files have it: loading changes what vLLM holds of it, and only workers load."""
+    folder, changes = Path(model.hf_config_path or model.model), model.hf_overrides
+    texts = [(folder / name).read_text() for name in CONFIGURATIONS if (folder / name).is_file()]
+    return (texts, json.dumps(changes, sort_keys=True, default=str) if isinstance(changes, dict) else changes.__qualname__,
+            getattr(model.hf_config, "_commit_hash", None) or "")
+
+
 def _model(config: VllmConfig, model: ModelConfig) -> tuple:
     """Return what distinguishes a model, or a draft model, from others: its weights, among them the scales of an fp8
     cache, its configuration, and its precision."""
@@ -147,8 +157,7 @@ def _model(config: VllmConfig, model: ModelConfig) -> tuple:
         given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
         bytes_of_weights = weights(model.model, given, getattr(model.hf_config, "_commit_hash", None))
     served = model.max_model_len if any(kind in str(model.hf_config) for kind in PACKED_AS_SERVED) else 0
-    return (bytes_of_weights, model.hf_config.to_json_string(use_diff=False), str(model.dtype),
-            str(model.quantization), served)
+    return bytes_of_weights, _written(model), str(model.dtype), str(model.quantization), served
 
 
 def _draft(config: VllmConfig) -> tuple:
@@ -196,8 +205,8 @@ def _group(config: VllmConfig, group: KVCacheGroupSpec) -> tuple:
 
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
     """Return a fingerprint that is equal if two vLLMs write the same bytes for the same tokens. part is the part of the
-    model with tensor parallelism."""
-    places = [(it.layers, it.layer_stride, it.offset) for it in caches.kv_cache_tensors]
+    model with tensor parallelism. By copy, where vLLM's layers are does not matter, which depends on its memory."""
+    places = [(it.layers, *((it.layer_stride, it.offset) if kind == "blhnc" else ())) for it in caches.kv_cache_tensors]
     return kvd.fingerprint(
         "vllm", vllm.__version__, kind, part, _model(config, config.model_config), config.cache_config.cache_dtype,
         [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
