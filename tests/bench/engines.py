@@ -22,6 +22,7 @@ from common import Instance, daemon, document  # noqa: E402
 from vllm_engine import Engine  # noqa: E402
 
 LENGTH, PROCESSES, DECODED = 2000, 4, 192
+SHORT = 31              # tokens, less than a block
 
 TRANSFORMERS = '''
 import json, sys, time
@@ -103,6 +104,9 @@ class Bench:
             it.__exit__()
 
     def first(self, name: str, engine: Engine, prompt: list[int]) -> None:
+        """Time to the first token in an engine that has just served another request, as all of these have: one that was
+        idle while others computed has lost its caches."""
+        engine.ask([prompt[::-1][:SHORT]], max_tokens=1)
         self.figures.add(name, engine.ask([prompt], max_tokens=1)[0]["seconds"])
 
     def round(self, number: int) -> None:

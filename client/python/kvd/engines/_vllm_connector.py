@@ -29,7 +29,7 @@ register()      # for vLLM in the caller's process, where this module is importe
 
 logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
 
-_spaces: dict[str, kvd.Space] = {}      # spaces of workers by engine id, for a scheduler in the same process
+_spaces: dict[str, kvd.Space] = {}      # of workers by engine id, until a scheduler in the same process takes them
 
 
 class PoolMemory(TorchFunctionMode):
@@ -88,7 +88,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         refuse_in_place(vllm_config, kv_cache_config)
         engine, shares = vllm_config.kv_transfer_config.engine_id, vllm_config.parallel_config.tensor_parallel_size
         is_worker = role == KVConnectorRole.WORKER
-        space = None if is_worker else _spaces.get(engine)
+        space = None if is_worker else _spaces.pop(engine, None)
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares)
         if is_worker:
             _spaces[engine] = self.space
