@@ -279,7 +279,7 @@ def check_with_less_room(socket: str, name: str, specs: list[KVCacheSpec], chanc
 
 
 if __name__ == "__main__":
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     for model, groups in MODELS.items():
         found = sum(check_like_vllm(sys.argv[1], model, groups, random.Random(i)) for i in range(rounds))
         waited = sum(check_with_less_room(sys.argv[1], model, groups, random.Random(i), ahead)
