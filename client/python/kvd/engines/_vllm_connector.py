@@ -22,7 +22,8 @@ from ._vllm_groups import Groups
 from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_pool import Manager
-from ._vllm_space import block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place, require_vllm
+from ._vllm_space import (block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place,
+                          require_vllm)
 from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
@@ -142,8 +143,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check the addresses of vLLM's views: layer l of a tensor in block b is at
-        base + b * block_bytes + offset + l * layer_stride, where the offset has the share of this worker, and is not
-        longer than a page, at whose end may be padding."""
+        base + b * block_bytes + offset + l * layer_stride, where the offset has the share of this worker. A view is at most
+        as long as its page, which may end with padding."""
         memory, caches = self.space.memory(), self._kv_cache_config
         pages = {name: spec.page_size_bytes for name, spec in layer_specs(caches)}
         for tensor in caches.kv_cache_tensors:

@@ -81,7 +81,8 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
         (on_gpus and (parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0),  # the size in a rank may be 1
          "data parallelism inside of one vLLM on GPUs: start a vLLM for each GPU, with the daemon of that GPU"),
         (on_gpus and guess is not None and guess.method in ("draft_model", *HEADS),
-         "a draft in place on GPUs, which may still be writing a block that is published"),
+         "a draft in place on GPUs, which may still be writing a block that is published (for a draft model, use"
+         " kvd.engines.vllm_copy)"),
         (guess is not None and guess.use_multi_module_mtp(), "several MTP layers"),
         # Model runner V2 zeroes blocks before its worker has mapped them, unless the scheduler is in the same process.
         (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
@@ -205,7 +206,7 @@ def _group(config: VllmConfig, group: KVCacheGroupSpec) -> tuple:
 
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
     """Return a fingerprint that is equal if two vLLMs write the same bytes for the same tokens. part is the part of the
-    model with tensor parallelism. By copy, where vLLM's layers are does not matter, which depends on its memory."""
+    model with tensor parallelism. By copy, it ignores the places of layers, which depend on the size of vLLM's memory."""
     places = [(it.layers, *((it.layer_stride, it.offset) if kind == "blhnc" else ())) for it in caches.kv_cache_tensors]
     return kvd.fingerprint(
         "vllm", vllm.__version__, kind, part, _model(config, config.model_config), config.cache_config.cache_dtype,

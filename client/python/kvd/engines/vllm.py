@@ -26,27 +26,27 @@ their first block on, so that text before an image is shared with any image. Req
 shared.
 
 Models: some or all layers have full attention, or MLA on GPUs. The others may have sliding windows or chunks (Gemma 2 and
-3, gpt-oss, Llama 4), or a state instead of a cache (Mamba, gated delta networks, short convolutions: Qwen3-Next, Kimi
-Linear), of which vLLM keeps copies at ends of blocks; such a model's blocks have hundreds of tokens, and requests
-share whole blocks. With vLLM's hybrid KV cache manager, these layers are groups of their own, whose blocks are freed when
-no token needs them any more; with --disable-hybrid-kv-cache-manager, a block has all layers' keys of its tokens. vLLM's
-own coordinator looks prefixes up; blocks of windows, and states, are found by SHA-256 of all tokens before their end, the
-others by their tokens (see _vllm_groups.py). MLA, and Mamba2, which vLLM cannot run on CPUs with prefix caching or in
-such blocks, are tested as block tables only.
-Speculation by n-gram, suffix, a draft model, or a draft head (EAGLE; EAGLE-3 and MTP with one layer are taken, and were
-not run), whose keys are in the blocks, too; vLLMs with another draft do not share. The keys of a head depend on the next
-token, too: vLLM alone does not use the last block that it finds, whereas kvd compares that token and uses the block; such
-requests with pictures are not shared.
+3, gpt-oss, Llama 4), or a state instead of a cache (Mamba, gated delta networks: Qwen3-Next), of which vLLM keeps copies at
+ends of blocks; such a model's blocks have hundreds of tokens, and requests share whole blocks. With vLLM's hybrid KV cache
+manager, these layers are groups of their own, whose blocks are freed when no token needs them any more; with
+--disable-hybrid-kv-cache-manager, a block has all layers' keys of its tokens. vLLM's own coordinator looks prefixes up;
+blocks of windows, and states, are found by SHA-256 of all tokens before their end, the others by their tokens (see
+_vllm_groups.py). Mamba2 and MLA are tested as block tables only: vLLM cannot run them in place on CPUs.
+
+Speculation by n-gram, suffix, a draft model, or a draft head (EAGLE was run; EAGLE-3, and MTP with one layer, were not).
+The keys of a draft are in the blocks, too; vLLMs with another draft do not share. The keys of a head depend on the next
+token: vLLM alone does not use the last block that it finds, whereas kvd compares that token and uses the block. With a
+head, requests with pictures, and sessions of streaming input, are not shared.
+
 fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data parallelism: each rank is a client of
 its own, and finds what others have computed. While vLLM sleeps, it keeps no blocks; its cache stays in the pool.
 
 Refused at start, by name: pipeline and context parallelism; on GPUs, tensor and data parallelism and draft models (see
-kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it); on GPUs, draft heads; other speculation
-by hidden states; speculation in models with states; MLA on CPUs; models without attention to all tokens in any layer, such as pure Mamba; other quantised KV
-caches; KV cache events. A reset of vLLM's
-prefix cache (for new weights, and before it sleeps) ends sharing with other processes until this vLLM is restarted. If
-the daemon is replaced while a session of streaming input is open, new requests wait until that session ends. Not run on
-a GPU.
+kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it), and draft heads; other speculation by
+hidden states; speculation in models with states; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no layer attends
+to all tokens, such as pure Mamba; other quantised KV caches; KV cache events. A reset of vLLM's prefix cache (for new
+weights, and before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced
+while a session of streaming input is open, new requests wait until that session ends. Not run on a GPU.
 """
 
 from ._common import missing

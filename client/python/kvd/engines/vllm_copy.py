@@ -7,10 +7,9 @@ GPUs, and if the cache cannot be placed in the pool. Prefer kvd.engines.vllm if 
         "kv_connector_extra_config": {"socket": "/run/kvd-0.sock"}, "kv_load_failure_policy": "recompute"}'
 
 Extra configuration is as in kvd.engines.vllm. Each worker has its own space, named after its rank, and stores and
-loads its part of each block there; with MLA, where all workers have the same blocks, there is one space, and the first
-one stores. The scheduler looks up a request in all of them, uses the prefix that all of them
-have, and pins it until the step that loads it has ended; workers compare the tokens again. vLLM's own prefix cache is
-used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues alone. If the
+loads its part of each block there; with MLA, where all workers have the same blocks, they share one space, and the
+first one stores. The scheduler looks up a request in all of them, uses the prefix that all of them have, and pins it
+until the step that loads it has ended; workers compare the tokens again. vLLM's own prefix cache is used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues alone. If the
 daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute").
 
 Refused at start: everything that kvd.engines.vllm refuses, except tensor and data parallelism and draft models on GPUs,
