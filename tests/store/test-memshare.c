@@ -353,6 +353,40 @@ START_TEST(other_sequences_only_if_that_is_wanted) {
 }
 END_TEST
 
+/* A block that left and came back keeps its copy, until another block takes its place. */
+START_TEST(a_shared_block_has_no_copy_of_what_it_was) {
+        static const uint32_t again[] = {10, 11, 12};
+        uint32_t first, exact, approx;
+
+        set(space, "kvreviver", "on");
+        ck_assert_int_eq(table_append(&t, 2 * BT, 1), 0);
+        ck_assert_int_eq(step(&t, 4, 500), 1);
+        ck_assert_int_eq(table_append(&t, 3 * BT + 1, 900), 0);
+        first = t.n_tokens;
+        ck_assert_int_eq(table_append(&t, 4 * BT, 500), 0);
+        ck_assert_int_eq(table_append(&t, BT, 1500), 0);
+        work();
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, again, 3), 3);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_EXACT, again, 3, &exact, &approx),
+                         0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
+        for (uint32_t i = 0; i < 3; i++)
+                ck_assert_uint_ne(sequence_find(a, t.number)->entries[again[i]].place, KVD_NOWHERE);
+        ck_assert_int_eq(sequence_share(a, t.number, first, 4 * BT), 1);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
+        for (uint32_t i = 0; i < 3; i++) {
+                ck_assert_uint_eq(t.slots[again[i]].flags, KVD_ENTRY_OWN | KVD_ENTRY_SHARED);
+                ck_assert_uint_eq(sequence_find(a, t.number)->entries[again[i]].place, KVD_NOWHERE);
+        }
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
 START_TEST(a_lost_comparison_is_made_again) {
         two_like_steps();
         while (worker_take() && worker_job->kind != KVD_JOB_COMPARE)
@@ -459,5 +493,5 @@ SUITE("memshare", FIXTURE(setup, teardown),
             nonsense_is_no_threshold, without_alignment_there_is_no_delta, what_is_not_taken_stays,
             short_steps_and_others_are_not_compared, targets_and_sources_are_chosen,
             answers_are_not_believed, a_prefix_may_stand_in_and_is_never_replaced,
-            other_sequences_only_if_that_is_wanted, a_lost_comparison_is_made_again,
-            random_operations_keep_references_and_tables_right))
+            other_sequences_only_if_that_is_wanted, a_shared_block_has_no_copy_of_what_it_was,
+            a_lost_comparison_is_made_again, random_operations_keep_references_and_tables_right))

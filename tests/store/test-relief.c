@@ -108,6 +108,26 @@ START_TEST(signals_are_weighed_and_may_be_missing) {
 }
 END_TEST
 
+/* What clients reported when blocks left the last time does not count any more. */
+START_TEST(the_newest_reports_count) {
+        set(space, "pressure.keydiff", "0");
+        set(space, "keydiff.sink_blocks", "0");
+        ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
+        for (uint32_t i = 0; i < 92; i++)
+                use(i, i < 12 ? 1 : i < 52 ? 300 : 500, 0);
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 12), 0);
+        ck_assert_int_eq(table_append(&t, 12 * BT, 1), 0);
+        for (uint32_t i = 12; i < 104; i++)
+                use(i, i < 52 || i >= 92 ? 500 : 300, 0);
+        settle();
+        ck_assert_uint_eq(resident(12, 40) + resident(92, 12), 52);
+        ck_assert_uint_eq(resident(52, 40), 28);
+        table_close(&t);
+}
+END_TEST
+
 START_TEST(without_reports_keydiff_decides) {
         ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
         set(space, "keydiff.sink_blocks", "0");
@@ -366,10 +386,10 @@ END_TEST
 
 SUITE("relief", FIXTURE(setup, teardown),
       TESTS(nothing_leaves_below_the_mark_or_without_a_method, the_least_attended_go_first,
-            signals_are_weighed_and_may_be_missing, without_reports_keydiff_decides,
-            only_what_is_there_is_scored, a_sequence_keeps_its_budget,
-            relief_copies_and_leaves_sketches_alone, papers_profiles_protect_nothing,
-            the_largest_sequence_gives, a_refusal_starts_relief,
+            signals_are_weighed_and_may_be_missing, the_newest_reports_count,
+            without_reports_keydiff_decides, only_what_is_there_is_scored,
+            a_sequence_keeps_its_budget, relief_copies_and_leaves_sketches_alone,
+            papers_profiles_protect_nothing, the_largest_sequence_gives, a_refusal_starts_relief,
             without_room_for_copies_nothing_goes_but_if_it_may,
             like_steps_are_shared_before_anything_leaves, each_time_of_need_compares_anew,
             policy_priority_evicts_what_is_worth_least,
