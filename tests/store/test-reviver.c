@@ -371,6 +371,21 @@ START_TEST(an_overloaded_sketch_revives_nothing) {
 }
 END_TEST
 
+/* The approximation that was wanted is not possible any more when the job is written. */
+START_TEST(what_was_not_wanted_does_not_come_back) {
+        cooled(8, KVD_COOL_VAGUE);
+        revive(KVD_REVIVE_APPROX, 8, 0, 8);
+        set(space, "kvreviver.max_load", "1");
+        work();
+        table_sync(&t, NULL);
+        table_check(&t);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 8);
+        ck_assert_uint_eq(usage_of(space).private, 0);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED);
+        table_close(&t);
+}
+END_TEST
+
 /*
  * With default settings, a sequence of 16,384 tokens has sketches of 51 cells, each of which stands
  * for two tokens.
@@ -1023,11 +1038,12 @@ SUITE("reviver", FIXTURE(setup, teardown),
             copies_take_no_more_than_their_share, first_approximately_then_exactly,
             an_approximation_cools_to_what_it_was, without_a_copy_a_sketch_is_all_there_is,
             a_check_counts_a_sketch_once_wherever_it_stops, an_overloaded_sketch_revives_nothing,
-            a_sketch_takes_no_more_than_it_answers_for, a_sketch_too_small_for_a_block_is_not_made,
-            who_came_back_leaves_again_without_a_copy, kept_copies_give_way_to_others,
-            where_there_is_no_room_places_change, who_does_not_make_way_is_not_asked_again,
-            other_sketches_change_no_approximation, a_lost_worker_loses_nothing,
-            lost_twice_is_given_up, a_half_written_sketch_is_made_anew_from_the_copies,
+            what_was_not_wanted_does_not_come_back, a_sketch_takes_no_more_than_it_answers_for,
+            a_sketch_too_small_for_a_block_is_not_made, who_came_back_leaves_again_without_a_copy,
+            kept_copies_give_way_to_others, where_there_is_no_room_places_change,
+            who_does_not_make_way_is_not_asked_again, other_sketches_change_no_approximation,
+            a_lost_worker_loses_nothing, lost_twice_is_given_up,
+            a_half_written_sketch_is_made_anew_from_the_copies,
             a_sketch_that_cannot_be_made_anew_is_dropped),
       LOOPS(12, a_client_may_go_at_any_stage),
       TESTS(every_failing_call_is_survived, random_operations_keep_every_invariant))
