@@ -128,6 +128,36 @@ START_TEST(the_newest_reports_count) {
 }
 END_TEST
 
+/* Those with copies leave without a job, and a client that sleeps until something happens must hear of it. */
+START_TEST(clients_hear_of_blocks_that_leave_at_once) {
+        uint32_t copied[20], exact, approx, before;
+
+        set(space, "kvreviver", "on");
+        set(space, "pressure.keydiff", "0");
+        set(space, "keydiff.sink_blocks", "0");
+        ck_assert_int_eq(table_append(&t, 80 * BT, 1), 0);
+        for (uint32_t i = 0; i < ARRAY_SIZE(copied); i++)
+                copied[i] = i;
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, copied, 20), 20);
+        settle();
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_EXACT, copied, 20, &exact,
+                                         &approx),
+                         0);
+        settle();
+        ck_assert_uint_eq(resident(0, 80), 80);
+        ck_assert_int_eq(table_append(&t, 12 * BT, 1), 0);
+        for (uint32_t i = 0; i < 92; i++)
+                use(i, i < 20 ? 1 : 500, 0);
+        work();
+        before = atomic_load(&space->ix->sync_epoch);
+        idle();
+        ck_assert_uint_ne(atomic_load(&space->ix->sync_epoch), before);
+        ck_assert_uint_eq(table_sync(&t, NULL), 12);
+        ck_assert_uint_eq(resident(0, 20), 8);
+        table_close(&t);
+}
+END_TEST
+
 START_TEST(without_reports_keydiff_decides) {
         ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
         set(space, "keydiff.sink_blocks", "0");
@@ -387,9 +417,10 @@ END_TEST
 SUITE("relief", FIXTURE(setup, teardown),
       TESTS(nothing_leaves_below_the_mark_or_without_a_method, the_least_attended_go_first,
             signals_are_weighed_and_may_be_missing, the_newest_reports_count,
-            without_reports_keydiff_decides, only_what_is_there_is_scored,
-            a_sequence_keeps_its_budget, relief_copies_and_leaves_sketches_alone,
-            papers_profiles_protect_nothing, the_largest_sequence_gives, a_refusal_starts_relief,
+            clients_hear_of_blocks_that_leave_at_once, without_reports_keydiff_decides,
+            only_what_is_there_is_scored, a_sequence_keeps_its_budget,
+            relief_copies_and_leaves_sketches_alone, papers_profiles_protect_nothing,
+            the_largest_sequence_gives, a_refusal_starts_relief,
             without_room_for_copies_nothing_goes_but_if_it_may,
             like_steps_are_shared_before_anything_leaves, each_time_of_need_compares_anew,
             policy_priority_evicts_what_is_worth_least,

@@ -827,6 +827,7 @@ START_TEST(chains_and_clients_are_told_of) {
         while (!chain.leaf);
         ck_assert_uint_eq(chain.leaf, refs[4]);
         ck_assert_uint_eq(chain.blocks, 5);
+        ck_assert_uint_eq(chain.shared_blocks, 0);
         ck_assert_uint_eq(chain.tokens, 5 * BT);
         ck_assert_uint_eq(chain.head[0], 7);
         ck_assert_uint_eq(chain.pins, 2); /* number of clients, not of pins */
