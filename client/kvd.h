@@ -470,6 +470,45 @@ int64_t kvd_fetch_key(kvd_space *space, uint64_t salt, const void *key, uint32_t
 int kvd_lease(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t timeout_ms);
 int kvd_lease_end(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens);
 
+/* ---- follow a space -------------------------------------------------------------------------- */
+
+/* A full block of a chain of tokens that came into the cache. */
+struct kvd_stored {
+        uint64_t hash;   /* names the block and all tokens before it; never 0 */
+        uint64_t parent; /* hash of the block before it; 0 if it begins a chain */
+        uint64_t
+                salt; /* of its chain; in a bidirectional space the number of tokens of its prefix */
+        uint32_t depth; /* number of blocks before it */
+        uint32_t group;
+        uint32_t n_tokens;
+        const uint32_t *tokens; /* valid during the call */
+};
+
+/* Called by kvd_follow_step in the caller's thread. They must not call kvd_follow_step or _end. */
+struct kvd_follow_ops {
+        void (*stored)(void *arg, const struct kvd_stored *block);
+        void (*removed)(void *arg, uint64_t hash);
+        void (*cleared)(void *arg);      /* all blocks are gone */
+        void (*away)(void *arg, int is); /* the daemon is away, or is back; may be NULL */
+};
+
+typedef struct kvd_follow kvd_follow;
+
+/*
+ * Follows which blocks are in a space, as routers do that send requests where their prefix is.
+ * There are no notifications: each kvd_follow_step reports the differences since the last one, at
+ * first all blocks, parents before their children; a block is reported as removed before others in
+ * its place are reported as stored. A step reads shared memory, and makes one system call to see
+ * whether the daemon is there (kvd_catch_up); without one, the last state stays. Others do not
+ * notice. Objects that are found by key and part-filled blocks are not reported. ops and arg must
+ * outlive the follower. End it with kvd_follow_end, which returns NULL, before the space is closed.
+ * A follower is for one thread at a time. Both return 0 or a negative errno: -ENOMEM, -ECHILD.
+ */
+int kvd_follow_begin(kvd_space *space, const struct kvd_follow_ops *ops, void *arg,
+                     kvd_follow **ret);
+int kvd_follow_step(kvd_follow *follow);
+kvd_follow *kvd_follow_end(kvd_follow *follow);
+
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 struct kvd_counters {                  /* of this process in this space, since it was opened */

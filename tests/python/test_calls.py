@@ -262,6 +262,55 @@ def test_counters(space):
     assert after.blocks_sealed - before.blocks_sealed == 2 and after.blocks_duplicate == 0
 
 
+def heard(follow: kvd.Follow, known: dict) -> dict:
+    """Applies what a follower reports to what is known: tokens of each chain's blocks, by salt and number."""
+    for it in follow.step():
+        if isinstance(it, kvd.Stored):
+            assert it.parent in known or not it.parent and it.depth == 0
+            known[it.hash] = (it.salt, it.depth, it.tokens)
+        elif isinstance(it, kvd.Removed):
+            del known[it.hash]
+        else:
+            known.clear()
+    return known
+
+
+def test_a_follower_knows_what_is_in_the_space(_):
+    def told(number: int, n: int, salt: int = 0) -> list:
+        return [(salt, i, chain(number, n)[i * TOKENS:][:TOKENS]) for i in range(n)]
+
+    with tempfile.TemporaryDirectory() as folder:
+        server = start(folder)
+        with kvd.connect(f"{folder}/kvd.sock") as daemon, daemon.space("f", geometry(), max_blocks=64) as space, \
+                kvd.connect(f"{folder}/kvd.sock") as another, another.space("f", geometry(), max_blocks=64) as other:
+            seal(space, 1, 3)
+            follow, known = space.follow(), {}
+            assert sorted(heard(follow, known).values()) == told(1, 3)
+            seal(other, 1, 5)
+            seal(other, 2, 2, salt=9)
+            assert sorted(heard(follow, known).values()) == told(1, 5) + told(2, 2, salt=9)
+            assert not follow.step()
+            while other.match(chain(1, 5)):         # until the first chain was evicted
+                seal(other, len(known) + 100, 8)
+                heard(follow, known)
+            there = {(salt, tokens[0]) for salt, depth, tokens in known.values() if depth == 0}
+            assert (0, 1) not in there and len(known) <= 64
+            assert all(other.match(chain(number, 8), salt=salt) for salt, number in there)
+            server.kill()
+            server.wait()
+            assert not follow.step() and "ended" not in repr(follow)
+            server = start(folder)
+            until(lambda: not heard(follow, known) and other.catch_up())
+            seal(other, 1, 2)
+            assert sorted(heard(follow, known).values()) == told(1, 2)
+            follow.end()
+            follow.end()
+            with raises(kvd.Closed):
+                follow.step()
+        server.kill()
+        server.wait()
+
+
 def test_posted_blocks_are_found(space):
     tokens = chain(15, 5)
     with kvd.Pin(space) as pin:

@@ -168,13 +168,13 @@ static void end_row(struct events *e) {
         row->n = row->n_tokens = 0;
 }
 
-static void begin_row(struct row *row, const struct stored *block) {
+static void begin_row(struct row *row, const struct kvd_stored *block) {
         row->parent = block->parent;
         row->depth = block->depth;
-        row->root = block->root;
+        row->root = block->salt;
 }
 
-static void on_stored(void *arg, const struct stored *block) {
+static void on_stored(void *arg, const struct kvd_stored *block) {
         struct events *e = arg;
         struct row *row = &e->batch.row;
         msgpack_packer hashes = packer(&row->hashes), tokens = packer(&row->tokens);
@@ -266,7 +266,7 @@ static void publish_batch(struct events *e) {
         keep(e, &to);
 }
 
-static void on_stored_live(void *arg, const struct stored *block) {
+static void on_stored_live(void *arg, const struct kvd_stored *block) {
         struct events *e = arg;
 
         on_stored(e, block);
@@ -274,13 +274,13 @@ static void on_stored_live(void *arg, const struct stored *block) {
                 publish_batch(e);
 }
 
-static const struct follow_ops live_ops = {.stored = on_stored_live,
-                                           .removed = on_removed,
-                                           .cleared = on_cleared};
+static const struct kvd_follow_ops live_ops = {.stored = on_stored_live,
+                                               .removed = on_removed,
+                                               .cleared = on_cleared};
 
 /* ---- replay ---------------------------------------------------------------------------------- */
 
-static const struct follow_ops all_ops = {.stored = on_stored};
+static const struct kvd_follow_ops all_ops = {.stored = on_stored};
 
 /* One batch that replaces all batches so far: it clears the space and lists all its blocks. */
 static int answer_anew(struct events *e) {

@@ -7,25 +7,8 @@
  * index and the clients' pages. The only cost for others is that clients note what they look up.
  */
 
-#include "ipc/base/layout.h"
+#include "client/follow.h"
 #include "tools/kvctl/kvctl.h"
-
-/* A block that came into the cache. */
-struct stored {
-        uint64_t hash;   /* low half of its chain key; never 0 */
-        uint64_t parent; /* hash of the block before it; 0 if it begins a chain */
-        uint32_t depth, group;
-        uint64_t root;
-        const uint32_t *tokens;
-        uint32_t n_tokens;
-};
-
-struct follow_ops {
-        void (*stored)(void *arg, const struct stored *block);
-        void (*removed)(void *arg, uint64_t hash);
-        void (*cleared)(void *arg);       /* all blocks: the space was deleted or recreated */
-        void (*away)(void *arg, bool is); /* the daemon is away, or back; may be NULL */
-};
 
 struct follow;
 
@@ -34,7 +17,7 @@ struct follow;
  * ops and arg must outlive the follower. 0, or a negative errno, noted with kvctl_fail().
  */
 int follow_begin(struct kvctl *kvctl, const struct space_name *space, bool whole, bool quiet,
-                 const struct follow_ops *ops, void *arg, struct follow **ret);
+                 const struct kvd_follow_ops *ops, void *arg, struct follow **ret);
 struct follow *follow_end(struct follow *follow);
 void follow_endp(struct follow **follow);
 
@@ -42,7 +25,7 @@ void follow_endp(struct follow **follow);
 int follow_step(struct follow *follow);
 
 /* Reports all blocks to other ops, parents first; follow_step() goes on as if it had not. */
-int follow_tell_all(struct follow *follow, const struct follow_ops *ops, void *arg);
+int follow_tell_all(struct follow *follow, const struct kvd_follow_ops *ops, void *arg);
 
 const struct kvd_index *follow_index(
         const struct follow *follow); /* NULL while the space has none */
@@ -67,7 +50,7 @@ void pages_read(struct pages *pages, const struct asked_ops *ops, void *arg);
 /* ---- both, until Ctrl-C or the end of --for: watch.c ----------------------------------------- */
 
 struct watch_ops {
-        const struct follow_ops *blocks;
+        const struct kvd_follow_ops *blocks;
         const struct asked_ops *lookups;
         void (*began)(void *arg, const struct space_name *space, const struct kvd_index *ix);
         int (*looked)(struct kvctl *kvctl, void *arg); /* after each round; not 0: end the watch */

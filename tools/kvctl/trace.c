@@ -35,7 +35,7 @@ static void end_line(struct trace *t) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static void put_stored(void *arg, const struct stored *block) {
+static void put_stored(void *arg, const struct kvd_stored *block) {
         FILE *to = begin_line(arg, "stored");
 
         fprintf(to, ", \"block\": %" PRIu64, number_of(block->hash));
@@ -56,15 +56,15 @@ static void put_cleared(void *arg) {
         end_line(arg);
 }
 
-static void put_away(void *arg, bool is) {
+static void put_away(void *arg, int is) {
         begin_line(arg, is ? "away" : "back");
         end_line(arg);
 }
 
-static const struct follow_ops block_ops = {.stored = put_stored,
-                                            .removed = put_removed,
-                                            .cleared = put_cleared,
-                                            .away = put_away};
+static const struct kvd_follow_ops block_ops = {.stored = put_stored,
+                                                .removed = put_removed,
+                                                .cleared = put_cleared,
+                                                .away = put_away};
 
 /* ---- lookups --------------------------------------------------------------------------------- */
 

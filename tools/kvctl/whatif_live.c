@@ -15,7 +15,7 @@ struct live {
 
 /* ---- blocks that come and go: ignored -------------------------------------------------------- */
 
-static void pass_stored(void *arg, const struct stored *block) {
+static void pass_stored(void *arg, const struct kvd_stored *block) {
         (void)arg;
         (void)block;
 }
@@ -29,9 +29,9 @@ static void pass_cleared(void *arg) {
         (void)arg;
 }
 
-static const struct follow_ops block_ops = {.stored = pass_stored,
-                                            .removed = pass_removed,
-                                            .cleared = pass_cleared};
+static const struct kvd_follow_ops block_ops = {.stored = pass_stored,
+                                                .removed = pass_removed,
+                                                .cleared = pass_cleared};
 
 /* ---- lookups --------------------------------------------------------------------------------- */
 

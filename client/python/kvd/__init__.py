@@ -45,6 +45,7 @@ from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNot
                       PoolFull, QuotaExceeded, Refused, Stale, TimedOut, TooMany)
 from ._fetch import Fetch
 from ._fingerprint import fingerprint
+from ._follow import Cleared, Follow, Removed, Stored
 from ._geometry import Geometry
 from ._lease import Lease
 from ._native import VERSION as __version__
@@ -54,12 +55,13 @@ from ._space import Counters, Space
 from ._tensor import Memory, View
 from ._tokens import Tokens
 
-__all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
-           "DataLost", "Entry", "EntryFlags", "Error", "Fetch", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory",
-           "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd", "NotSupported", "NotYet", "OutOfMemory", "Pin",
-           "PoolFull", "QuotaExceeded", "Refused", "Sequence", "Sharing", "Space", "Stale", "Stats", "Table", "TimedOut",
-           "Tokens", "TooMany", "View", "__version__", "connect", "fingerprint"]
+__all__ = ["Block", "Busy", "Cleared", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon",
+           "DaemonNotFound", "DataLost", "Entry", "EntryFlags", "Error", "Fetch", "Follow", "Forked", "Geometry",
+           "Invalid", "Labels", "Lease", "Memory", "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd",
+           "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Refused", "Removed",
+           "Sequence", "Sharing", "Space", "Stale", "Stats", "Stored", "Table", "TimedOut", "Tokens", "TooMany", "View",
+           "__version__", "connect", "fingerprint"]
 
-for _it in (Block, Counters, Daemon, Entry, EntryFlags, Fetch, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing,
-            Space, Stats, Table, View):
+for _it in (Block, Cleared, Counters, Daemon, Entry, EntryFlags, Fetch, Follow, Geometry, Labels, Lease, Memory, Pin,
+            Removed, Sequence, Sharing, Space, Stats, Stored, Table, View):
     _it.__module__ = "kvd"

@@ -7,7 +7,7 @@ import ctypes
 import errno
 import operator
 import os
-from ctypes import (POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint8, c_uint16,
+from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint8, c_uint16,
                     c_uint32, c_uint64, c_void_p)
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -72,6 +72,17 @@ class StatsStruct(Structure):
 class LabelShapeStruct(Structure):
     _fields_ = [(name, c_uint32) for name in ("channels", "label_bytes", "layer_stride", "head_stride")]
     _fields_ += [("channel", POINTER(c_uint16))]
+
+
+class StoredStruct(Structure):
+    _fields_ = [*((name, c_uint64) for name in ("hash", "parent", "salt")),
+                *((name, c_uint32) for name in ("depth", "group", "n_tokens")), ("tokens", POINTER(c_uint32))]
+
+
+class FollowStruct(Structure):
+    STORED, REMOVED, CLEARED, AWAY = (CFUNCTYPE(None, c_void_p, *it) for it in (
+        (POINTER(StoredStruct),), (c_uint64,), (), (c_int,)))
+    _fields_ = [("stored", STORED), ("removed", REMOVED), ("cleared", CLEARED), ("away", AWAY)]
 
 
 # ---- the library -----------------------------------------------------------------------------------------------------
@@ -139,6 +150,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_settle": (c_int, (_HANDLE,)),
     "kvd_lease": (c_int, (_HANDLE, *_TOKENS, c_uint32)),
     "kvd_lease_end": (c_int, (_HANDLE, *_TOKENS)),
+    "kvd_follow_begin": (c_int, (_HANDLE, POINTER(FollowStruct), c_void_p, _RET)),
+    "kvd_follow_step": (c_int, (_HANDLE,)),
+    "kvd_follow_end": (c_void_p, (_HANDLE,)),
 
     "kvd_dlpack_block": (c_int, (_HANDLE, _PIN, c_uint32, _RET)),
     "kvd_dlpack_filling": (c_int, (_HANDLE, _BLOCKS, _RET)),

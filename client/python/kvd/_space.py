@@ -12,6 +12,7 @@ from ._block import PIECE, Block, structs_of, take
 from ._buffer import memory
 from ._errors import Error
 from ._fetch import Fetch
+from ._follow import Follow
 from ._geometry import Geometry
 from ._handle import Handle
 from ._lease import Lease
@@ -303,6 +304,10 @@ class Space:
         check(lib.kvd_available(handle))
 
     # ---- methods and numbers -----------------------------------------------------------------------------------------
+
+    def follow(self) -> Follow:
+        """Follow which blocks of chains of tokens come into the space, and leave it."""
+        return Follow(self._open())
 
     def lease(self, tokens: Tokens, timeout: float = 0.0) -> Lease:
         """Request the right to compute a prefix that lookup() did not find, in a bidirectional space.

@@ -63,12 +63,21 @@ static void tear_down(void) {
 /* What a caller may hold when it forks. */
 struct held {
         kvd_sequence *sequence;
+        kvd_follow *follow;
         struct kvd_block blocks[2], more, own; /* own: the sequence's */
         struct kvd_pin pin;
 };
 
+static void pass_stored(void *arg, const struct kvd_stored *block) {
+        (void)arg;
+        (void)block;
+}
+
+static const struct kvd_follow_ops pass = {.stored = pass_stored};
+
 static void take_everything(struct held *h) {
         *h = (struct held){.sequence = NULL};
+        ck_assert_int_eq(kvd_follow_begin(space, &pass, NULL, &h->follow), 0);
         ck_assert_int_eq(kvd_sequence_open(space, 4, &h->sequence), 0);
         ck_assert_int_eq(kvd_alloc(space, 2, h->blocks), 2);
         ck_assert_int_eq(kvd_alloc(space, 1, &h->more), 1);
@@ -81,6 +90,7 @@ static void give_everything_back(struct held *h) {
         kvd_unpin(space, &h->pin);
         kvd_free(space, 1, &h->more);
         kvd_sequence_close(h->sequence);
+        kvd_follow_end(h->follow);
 }
 
 /* Returns how many of these calls were not refused as a child's, and prints each. */
@@ -98,6 +108,7 @@ static int calls_that_go_on(struct held *h) {
         uint8_t bytes[8];
         uint32_t ids[2], slot = 0;
         kvd_space *other;
+        kvd_follow *follow;
         int fd, n = 0;
 
 #define REFUSED(call) \
@@ -120,6 +131,8 @@ static int calls_that_go_on(struct held *h) {
         REFUSED(kvd_fetch_key(keyed, 0, "0123456789abcdef", 1, &fd));
         REFUSED(kvd_lease(whole, tokens, TOKENS, 0));
         REFUSED(kvd_lease_end(whole, tokens, TOKENS));
+        REFUSED(kvd_follow_begin(space, &pass, NULL, &follow));
+        REFUSED(kvd_follow_step(h->follow));
         REFUSED(kvd_space_set(space, "keydiff", 1));
         REFUSED(kvd_sequence_open(space, 1, &sequence));
         REFUSED(kvd_sequence_append(h->sequence, 1, &h->more, tokens, TOKENS));
@@ -195,6 +208,7 @@ START_TEST(each_call_has_its_own_timeout) {
         HAS_TIME(kvd_lease(whole, tokens, TOKENS, 0));
         HAS_TIME(kvd_lease_end(whole, tokens, TOKENS));
         HAS_TIME(kvd_flush(space));
+        HAS_TIME(kvd_follow_step(h.follow));
         HAS_TIME(kvd_prefix_depth(space, 1, 1, 0));
         HAS_TIME(kvd_space_set(space, "memshare", 1));
         HAS_TIME(kvd_sequence_step(h.sequence, 0, 1));
