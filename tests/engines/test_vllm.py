@@ -11,9 +11,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import torch
+import zmq
 from safetensors.torch import load_file, save_file
 
 from common import MODEL, ROOT, Instance, daemon, document, run
@@ -166,6 +169,58 @@ def test_the_daemon_is_replaced_in_the_middle(world: World) -> None:
     assert all(it["cached"] >= whole(400) for it in again[1]), again
     for engine in (world.first, world.second):      # an idle engine notices with the next block that it publishes
         until(lambda: engine.ask(prompts[:1]) and engine.do(op="numbers")["state"] == "serving")
+    world.daemon.check()
+
+
+class Router:
+    """What a router knows of an engine: its replayed batches."""
+
+    def __init__(self, endpoint: str):
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.RCVTIMEO, self.socket.LINGER = 60000, 0
+        self.socket.connect(endpoint)
+
+    def blocks(self) -> set[tuple[int, ...]]:
+        """The tokens of each block that it credits to the engine."""
+        known: dict[int, tuple[int, ...]] = {}
+        self.socket.send_multipart((b"", bytes(8)))
+        while payload := self.socket.recv_multipart()[-1]:
+            for it in msgspec.msgpack.decode(payload)[1]:
+                if it["type"] == "BlockStored":
+                    pieces = [tuple(it["token_ids"][i:i + BLOCK]) for i in range(0, len(it["token_ids"]), BLOCK)]
+                    known.update(zip(it["block_hashes"], pieces, strict=True))
+                elif it["type"] == "BlockRemoved":
+                    for name in it["block_hashes"]:
+                        del known[name]
+                else:
+                    known.clear()
+        return {*known.values()}
+
+
+def test_routers_credit_what_an_engine_can_use(world: World) -> None:
+    """Both engines have what either has computed, also if the other one idles; with kill -9 of kvd."""
+    with tempfile.TemporaryDirectory() as folder:
+        events = {"enable_kv_cache_events": True}
+        with ExitStack() as stack:
+            engines = [stack.enter_context(world.engine(kv_events_config=events | {
+                "endpoint": f"ipc://{folder}/{i}", "replay_endpoint": f"ipc://{folder}/replay{i}"})) for i in range(2)]
+            for i, engine in enumerate(engines):
+                prompt = document(800 + i, 400)
+                same(engine.ask([prompt]), world.alone.ask([prompt]))
+            routers = [Router(f"ipc://{folder}/replay{i}") for i in range(2)]
+            told = {tuple(document(800 + i, 400)[at:at + BLOCK]) for i in range(2) for at in range(0, whole(400), BLOCK)}
+            for router in routers:
+                until(lambda: told <= router.blocks())
+            world.daemon.kill()
+            world.daemon.start()
+            for engine in engines:          # an idle engine notices with the next block that it publishes
+                until(lambda: engine.ask([question(5, 5)]) and engine.do(op="numbers")["state"] == "serving")
+            for router in routers:
+                until(lambda: not told & router.blocks() and tuple(question(5, 5)[:BLOCK]) in router.blocks())
+            assert engines[0].do(op="reset")
+            until(lambda: not routers[0].blocks())
+            for router in routers:
+                router.socket.close()
     world.daemon.check()
 
 

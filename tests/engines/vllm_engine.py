@@ -116,12 +116,14 @@ class Child:
     def open(self, zeroing: bool = False, **options) -> bool:
         """Closes the vLLM, and makes another. zeroing: vLLM zeroes blocks before use, as for caches of mixed precision."""
         from vllm import LLM
-        from vllm.config import KVTransferConfig
+        from vllm.config import KVEventsConfig, KVTransferConfig
         from vllm.v1.kv_cache_interface import KVCacheConfig
         self.close()
         needs = self.needs_zeroing = self.needs_zeroing or KVCacheConfig.needs_kv_cache_zeroing.fget
         KVCacheConfig.needs_kv_cache_zeroing = property(lambda caches: zeroing or needs(caches))
         kv = options.pop("kv_transfer_config")
+        if "kv_events_config" in options:
+            options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
         self.llm = LLM(**options, kv_transfer_config=KVTransferConfig(**kv) if kv else None)
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         return True

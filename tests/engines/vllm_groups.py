@@ -105,7 +105,10 @@ class Side:
             self.it.ledger.fetch(1)     # the first block of a pool is vLLM's null block
 
     def begin(self, name: str, tokens: list[int]) -> None:
-        self.running[name] = Request(name, tokens, SamplingParams(max_tokens=99), None, block_hasher=self.hasher)
+        """Every other request asks for being kept when it has ended."""
+        hint = {"kv_transfer_params": {"kvd_retain_s": 3600, "kvd_priority": tokens[-1]}} if tokens[-1] % 2 else {}
+        parameters = SamplingParams(max_tokens=99, extra_args=hint)
+        self.running[name] = Request(name, tokens, parameters, None, block_hasher=self.hasher)
 
     def step(self, name: str, ends: bool = False) -> tuple | None:
         """Schedules a step of a request, and has its output. ends: it is the last one, so that nothing is published before
@@ -160,6 +163,7 @@ class Side:
         """As vLLM's scheduler: what the window has left is freed first."""
         asked = self.running.pop(name)
         self.written.pop(name, None)
+        asked.status = RequestStatus.FINISHED_STOPPED
         self.it.remove_skipped_blocks(name, asked.num_computed_tokens, asked.num_prompt_tokens)
         self.it.free(asked)
         if self.space:
@@ -279,6 +283,35 @@ def check_with_less_room(socket: str, name: str, specs: list[KVCacheSpec], chanc
     return waits
 
 
+def run(side: Side, name: str, tokens: list[int]) -> int:
+    """Computes a prompt and ends. Returns the number of tokens that were found."""
+    side.begin(name, tokens)
+    hit, _ = side.step(name)
+    while side.running[name].num_computed_tokens < len(tokens):
+        assert side.step(name)
+    side.end(name)
+    return hit
+
+
+def check_kept(socket: str, name: str, specs: list[KVCacheSpec]) -> None:
+    """A hit in a kept prefix is as long after the pool was filled with other blocks as before."""
+    tokens, n = [1 + i % 9 for i in range(250)], iter(range(1000))
+    with sides(socket, f"kept-{name}".replace(" ", "-"), specs, most=200) as (side, _):
+        def hit_after_others() -> int:
+            for _ in range(40):
+                run(side, f"other{next(n)}", [1000 + next(n)] + [2] * 320)
+            return run(side, f"again{next(n)}", tokens + [2])
+
+        run(side, "kept", tokens[:-1] + [1])
+        hit = run(side, "again", tokens[:-1] + [1, 2])
+        (kept,) = side.it.ledger.retained.sessions.values()
+        assert hit and 0 < kept.blocks < 100, (hit, kept.blocks)
+        tokens[-1] = 1
+        assert hit_after_others() == hit, name
+        side.it.ledger.retained.clear()
+        assert hit_after_others() < hit, name
+
+
 if __name__ == "__main__":
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     for model, groups in MODELS.items():
@@ -286,5 +319,6 @@ if __name__ == "__main__":
         found = sum(check_like_vllm(sys.argv[1], model, groups, random.Random(i)) for i in range(times))
         waited = sum(check_with_less_room(sys.argv[1], model, groups, random.Random(i), 0) for i in range(times))
         waited += check_with_less_room(sys.argv[1], model, groups, random.Random(rounds), 1)
+        check_kept(sys.argv[1], model, groups)
         assert found and waited, (model, found, waited)
         print(f"{model}: {found} tokens found, {waited} waits", flush=True)

@@ -7,18 +7,24 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import msgspec
 import torch
 from vllm import SamplingParams
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
 
 import kvd
 from kvd.engines._vllm_connector import KvdConnector, Step
+from kvd.engines._vllm_events import Teller
 from kvd.engines._vllm_groups import Groups
 from kvd.engines._vllm_ledger import Ledger
 from kvd.engines._vllm_pool import Manager
@@ -29,22 +35,29 @@ KVCacheConfig.needs_kv_cache_zeroing = True     # as for caches of mixed precisi
 
 
 @contextmanager
-def manager(socket: str, keep: int = 4):
+def manager(socket: str, keep: int = 4, most: int = 0, ahead: int = 0):
     spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
     with kvd.connect(socket) as client:
         geometry = kvd.Geometry.opaque(spec.page_size_bytes, "manager", block_tokens=SIZE)
-        with client.space("manager", geometry) as space:
+        with client.space(f"manager-{most}", geometry, max_blocks=most) as space:
             caches = KVCacheConfig(num_blocks=space.memory().blocks, kv_cache_tensors=[],
                                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
             it = KVCacheManager(caches, LENGTH, SIZE, SIZE)
-            Manager.adopt(it, Ledger(space, Groups(it.coordinator), keep=keep, wait=0))
+            Manager.adopt(it, Ledger(space, Groups(it.coordinator, ahead), keep=keep, wait=0))
             it.ledger.fetch(1)      # the first block of a pool is vLLM's null block
             yield it
             it.ledger.shut()
 
 
-def request(name: str, tokens: list[int]) -> Request:
-    return Request(name, tokens, SamplingParams(max_tokens=99), None, block_hasher=lambda _: [])
+def request(name: str, tokens: list[int], hint: dict | None = None, **more) -> Request:
+    parameters = SamplingParams(max_tokens=99, extra_args={"kv_transfer_params": hint})
+    return Request(name, tokens, parameters, None, block_hasher=lambda _: [], **more)
+
+
+def ended(it: Manager, asked: Request) -> None:
+    serve(it, asked)
+    asked.status = RequestStatus.FINISHED_STOPPED
+    it.free(asked)
 
 
 def serve(it: Manager, asked: Request) -> list[int]:
@@ -132,7 +145,7 @@ def check_only_own_blocks_are_zeroed(socket: str) -> None:
 def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
     """vLLM zeroes new blocks before it binds the metadata of their step, in a worker that has its own mapping."""
     with manager(socket) as it, kvd.connect(socket) as client:
-        with client.space("manager", it.ledger.space.geometry) as space:
+        with client.space(it.ledger.space.name, it.ledger.space.geometry) as space:
             memory = space.memory()
             worker = object.__new__(KvdConnector)
             worker.space, worker.base, worker.mapped, worker.era = space, memory.base, memory.mapped, 0
@@ -147,7 +160,154 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
 
 
+# ---- what requests ask to be kept ------------------------------------------------------------------------------------
+
+def check_what_is_kept(socket: str) -> None:
+    """A kept prefix outlives the pool's other blocks, until its time is over, its session ends, or blocks run out."""
+    def keep(it: Manager, name: str, seconds: float, priority: float = 0) -> None:
+        ended(it, request(name, prompt(name), {"kvd_retain_s": seconds, "kvd_priority": priority}, session_id=name))
+
+    def prompt(name: str) -> list[int]:
+        return [ord(name)] + TOKENS[:4 * SIZE]
+
+    def there(it: Manager, *names: str) -> str:
+        """Which of them are still there after as many other blocks as the pool has."""
+        for i in range(16):
+            ended(it, request(f"other{i}", [1000 + i] + TOKENS[:4 * SIZE]))
+        return "".join(name for name in names if it.ledger.space.match(prompt(name)))
+
+    with manager(socket, keep=1, most=64) as it:
+        retained, now = it.ledger.retained, 0.0
+        retained.clock, retained.few, retained.most = lambda: now, 0, 12
+        retained.thread = True          # this test looks at the clock itself
+        ended(it, request("a", prompt("a")))
+        assert there(it, "a") == ""
+        keep(it, "a", 10)
+        keep(it, "b", 20)
+        assert there(it, "a", "b") == "ab" and retained.blocks == 8
+        keep(it, "b", 0)
+        assert there(it, "a", "b") == "a" and retained.blocks == 4
+        now = 9.9
+        retained.look()
+        assert there(it, "a") == "a"
+        now = 10
+        retained.look()
+        assert there(it, "a") == "" and not retained.sessions
+        for name, seconds, priority in (("a", 50, 1), ("b", 30, 0), ("c", 20, 0), ("d", 40, 0)):
+            keep(it, name, seconds, priority)       # 12 blocks at most
+        assert there(it, *"abcd") == "abd"
+        serve(it, large := request("large", [9] * (30 * SIZE)))
+        serve(it, larger := request("larger", [8] * (22 * SIZE)))       # needs blocks of b, which is less important than a
+        assert [*retained.sessions] == ["a", "d"], retained.sessions
+        for asked in (large, larger):
+            it.free(asked)
+        retained.few = 64
+        retained.look()                 # blocks are short for others, too
+        assert not retained.sessions
+
+
+def check_what_is_not_kept(socket: str) -> None:
+    with manager(socket, keep=1) as it:
+        for hint in ({"kvd_retain_s": "long"}, {"kvd_retain_s": -1}, {"kvd_retain_s": float("nan")}, {"kvd_retain_s": []},
+                     {"kvd_retain_s": 5, "kvd_priority": "high"}, {"kvd_priority": 1}, {}, None):
+            ended(it, request("wrong", TOKENS, hint))
+        ended(it, request("short", TOKENS[:SIZE - 1], {"kvd_retain_s": 5}))
+        serve(it, asked := request("preempted", TOKENS, {"kvd_retain_s": 5}))
+        it.free(asked)
+        assert not it.ledger.retained.sessions
+        for end in (lambda: (it.ledger.forget(), it.ledger.fetch(1)), lambda: it.ledger.lose(kvd.Error(errno.ECONNRESET, "gone"))):
+            ended(it, request("long", TOKENS, {"kvd_retain_s": 1e99}))
+            (kept,) = it.ledger.retained.sessions.values()
+            assert kept.until <= it.ledger.retained.clock() + 86400 and kept.blocks == 10
+            end()
+            assert not it.ledger.retained.sessions and not kept.blocks
+
+
+# ---- what routers are told -------------------------------------------------------------------------------------------
+
+def check_events(socket: str) -> None:
+    """Two vLLMs tell the same of what either of them has computed, in vLLM's words; with a draft head, too."""
+    for ahead in (0, 1):
+        with manager(socket, most=1000 + ahead, ahead=ahead) as one, manager(socket, most=1000 + ahead, ahead=ahead) as two:
+            tellers = [Teller(it.ledger.space, it.ledger.groups, it.ledger.salts, it) for it in (one, two)]
+            told = [Told(), Told()]
+
+            def tell() -> None:
+                for it, teller in zip(told, tellers):
+                    it.hear(teller)
+
+            tell()
+            assert all(it.cleared == 1 and not it.blocks for it in told)
+            ended(one, request("plain", TOKENS))
+            tell()
+            assert told[0].blocks == told[1].blocks and told[0].prompts() == [(TOKENS[:10 * SIZE], None, None)]
+            ended(one, request("salted", [5] + TOKENS, cache_salt="alice"))
+            tell()
+            assert len(told[0].blocks) == 20 and len(told[1].blocks) == 10    # the other one does not know that salt
+            assert told[0].prompts()[0] == (([5] + TOKENS)[:10 * SIZE], "alice", None)
+            serve(two, asked := request("salted", [5] + TOKENS + 2 * SIZE * [3], cache_salt="alice"))
+            two.free(asked)
+            tell()
+            assert len(told[0].blocks) == 22 and len(told[1].blocks) == 10
+            before = told[0].prompts()
+            subprocess.run([os.environ["KVCTL"], "--socket", socket, "evict", one.ledger.space.name, "--all"], check=True,
+                           capture_output=True)
+            tell()
+            assert not told[0].blocks and not told[1].blocks and len(before) == 2
+            ended(one, request("plain", TOKENS))
+            assert one.reset_prefix_cache() and one.ledger.fetch(1)
+            ended(one, request("afterwards", [6] + TOKENS))
+            ended(two, request("theirs", [4] + TOKENS))
+            tell()
+            assert told[0].cleared == 2 and told[0].prompts() == [(([6] + TOKENS)[:10 * SIZE], None, None)]
+            assert [tokens[0] for tokens, *_ in told[1].prompts()] == [4, TOKENS[0]]
+
+
+class Told:
+    """What a router knows."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple] = {}      # by hash: parent, tokens, cache_salt and LoRA adapter
+        self.cleared = 0
+
+    def hear(self, teller: Teller) -> None:
+        for events in teller.batches():
+            msgspec.msgpack.encode(events)
+            for it in events:
+                if isinstance(it, AllBlocksCleared):
+                    self.cleared += 1
+                    self.blocks.clear()
+                elif isinstance(it, BlockRemoved):
+                    assert it.group_idx == 0 and it.medium == "GPU"
+                    for name in it.block_hashes:
+                        del self.blocks[name]
+                else:
+                    self._stored(it)
+
+    def _stored(self, it: BlockStored) -> None:
+        assert (it.group_idx, it.medium, it.block_size, it.kv_cache_spec_kind) == (0, "GPU", SIZE, "full_attention"), it
+        assert len(it.token_ids) == SIZE * len(it.block_hashes)
+        parent = it.parent_block_hash
+        for i, name in enumerate(it.block_hashes):
+            assert name not in self.blocks and (parent is None or parent in self.blocks)
+            keys = it.extra_keys[i] if it.extra_keys else None
+            self.blocks[name] = parent, it.token_ids[i * SIZE:][:SIZE], keys[0] if keys else None, it.lora_name
+            parent = name
+
+    def prompts(self) -> list[tuple]:
+        """The longest prompts, with what is told of their first blocks."""
+        parents = {parent for parent, *_ in self.blocks.values()}
+        found = []
+        for name in self.blocks.keys() - parents:
+            tokens: list[int] = []
+            while name is not None:
+                parent, more, *salt = self.blocks[name]
+                tokens, name = more + tokens, parent
+            found.append((tokens, *salt))
+        return sorted(found)
+
+
 if __name__ == "__main__":
-    for check in (check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
+    for check in (check_what_is_kept, check_what_is_not_kept, check_events, check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
                   check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes, check_a_watermark):
         check(sys.argv[1])

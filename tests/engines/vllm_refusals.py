@@ -81,8 +81,6 @@ def check_configurations() -> None:
             ("kv_role", "kv_transfer_config", "kv_role", "kv_producer")]:
         with changed(getattr(config, part), name, value):
             refused(words, config, plain)
-    with changed(config, "kv_events_config", SimpleNamespace(enable_kv_cache_events=True)):
-        refused("events", config, plain)
     for method in ("dflash", "dspark", "medusa", "custom_class"):
         with changed(config, "speculative_config", speculation(method)):
             refused(f"speculative decoding by {method};", config, plain)

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 import kvd
 
+from . import _vllm_events as events
 from ._vllm_groups import Groups
 from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
@@ -95,12 +96,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             _spaces[engine] = self.space
             guard()
             self._map_null_block()
+        else:
+            events.replace_publisher(vllm_config.kv_events_config)
         self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
         self.share = get_tensor_model_parallel_rank() if is_worker else 0
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
-        self.wait = float(vllm_config.kv_transfer_config.get_from_extra_config("fetch_wait", 1.0))
+        self.extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.ledger: Ledger | None = None
         self._make_room(vllm_config, kv_cache_config, shares)
 
@@ -191,8 +194,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager) -> None:
         groups = Groups(kv_cache_manager.coordinator, self.ahead)
-        self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32), wait=self.wait)
+        self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32),
+                             wait=float(self.extra("fetch_wait", 1.0)), retain=float(self.extra("retain", 0.25)))
         Manager.adopt(kv_cache_manager, self.ledger)
+        events.begin(self.space, groups, self.ledger.salts, kv_cache_manager)
         super().bind_kv_cache_manager(kv_cache_manager)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int | None, bool]:

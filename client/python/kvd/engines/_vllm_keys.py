@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LEAST = 8               # tokens per block for pictures, so that the digest of a block has 248 bits
 PICTURE = 1 << 31       # set in all words of such a block, and in no token
+AHEAD = 1 << 63         # set in the salt of a chain whose words begin with the second token, above the first token
 
 _adapters: dict[tuple[str, str], tuple | None] = {}     # digests of LoRA adapters at first use, by name and path
 
@@ -57,7 +58,13 @@ def salt_ahead(request: Request, salt: int | None) -> int | None:
     input, whose last token may be replaced."""
     if salt is None or request.mm_features or request.resumable:
         return None
-    return kvd.fingerprint("vllm ahead", salt, request.all_token_ids[0])[0] or 1
+    first = request.all_token_ids[0]
+    return kvd.fingerprint("vllm ahead", salt, first)[0] or 1 if salt else AHEAD | first
+
+
+def first_token(salt: int) -> int | None:
+    """Return the first token of such a chain, if it has no other salt; otherwise None."""
+    return salt & ~AHEAD if salt & ~0xffffffff == AHEAD else None
 
 
 class PrefixKeys:

@@ -32,8 +32,10 @@ from vllm.v1.request import Request
 import kvd
 
 from ._vllm_chain import Chain, Object, Plan
+from ._vllm_events import Salts
 from ._vllm_groups import Groups, Kind
 from ._vllm_keys import extra_key, salt_ahead, tokens_of
+from ._vllm_retain import Hint, Retained
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
 
@@ -70,9 +72,9 @@ class Numbers:
 class Ledger:
     SERVING, AWAY, STALE = "serving", "away", "stale"
 
-    def __init__(self, space: kvd.Space, groups: Groups, keep: int, wait: float):
+    def __init__(self, space: kvd.Space, groups: Groups, keep: int, wait: float, retain: float = 0.25):
         self.space, self.groups, self.keep, self.wait = space, groups, keep, wait
-        self.size = groups.size
+        self.size, self.retained, self.salts = groups.size, Retained(space, retain), Salts()
         self.free: list[kvd.Block] = []                 # allocated, and unused
         self.ours: dict[int, kvd.Block] = {}            # being written by a request, or published by us
         self.gone: list[kvd.Block] = []                 # returned by vLLM, and no longer writable
@@ -101,21 +103,24 @@ class Ledger:
         if self.state is not self.SERVING and not self.used:
             self.forget()
         if self.state is not self.STALE and (self.state is self.SERVING or start > self.retry):
-            self._take(max(n - len(self.free), 1))
+            full = self._take(max(n - len(self.free), 1))
+            while len(self.free) < n and self.state is self.SERVING and self.retained.give_up():
+                full = self._take(n - len(self.free))
+            if full:
+                self._tell_full(full)
         self.numbers.take_s += time.perf_counter() - start
         return len(self.free) >= n
 
-    def _take(self, n: int) -> None:
-        """Allocate n blocks, or a batch of more."""
+    def _take(self, n: int) -> kvd.Error | None:
+        """Allocate n blocks, or a batch of more. Returns the error if there are none."""
         try:
             got = self.space.alloc(self.keep if n < self.keep <= self.space.available() else n)
         except kvd.Error as error:
             self.numbers.refused += 1
             if error.errno in REFUSED:
-                self._tell_full(error)
-            else:
-                self.lose(error)
-            return
+                return error
+            self.lose(error)
+            return None
         if self.state is not self.SERVING:
             logger.info("kvd: a daemon is available again")
             self.state = self.SERVING
@@ -126,6 +131,7 @@ class Ledger:
                 self.free.append(block)
             else:
                 self.null = block
+        return None
 
     def _tell_full(self, error: kvd.Error) -> None:
         """Log once a minute why requests wait."""
@@ -189,6 +195,7 @@ class Ledger:
         if self.groups.ahead:
             salt = salt_ahead(request, salt)
         if salt is not None:
+            self.salts.note(salt, request, self.groups.ahead)
             salts = self.groups.salts(salt)
             if request.skip_reading_prefix_cache or self.state is not self.SERVING:
                 pins = [kvd.Pin(self.space, salt=it) for it in salts]
@@ -362,8 +369,39 @@ class Ledger:
         if chain:
             self._publish(chain, plan)
         self._forget_plan(plan)
+        if chain and request_id not in self.doubtful:
+            self._retain(chain)
         self.doubtful.discard(request_id)
         return chain
+
+    def _retain(self, chain: Chain) -> None:
+        """Keep what has been published of a request that has ended, if it asked for that."""
+        hint = Hint.of(chain.request) if chain.request.is_finished() else None
+        if hint and not hint.seconds:
+            self.retained.end(hint.session)
+        elif hint and chain.length and self.state is self.SERVING:
+            try:
+                self.space.flush()
+            except kvd.Error as error:      # what was refused is not found
+                logger.warning("kvd: %s", error)
+            words = self._words(chain.request, 0, chain.length)
+            pins = [self._lookup(words, it) for it in chain.salts]
+            for kind in self.groups.kinds:
+                pins += self._last_objects(chain, kind)
+            self.retained.keep(hint, pins)
+
+    def _last_objects(self, chain: Chain, kind: Kind) -> list[kvd.Pin]:
+        """Return pins of the last objects of a chain, as many as a hit needs one after the other."""
+        ends = range(chain.length * self.size // kind.tokens * kind.tokens, 0, -kind.tokens)[:BATCH + kind.tail]
+        keys = [chain.keys.upto(it) for it in reversed(ends)][::-1]
+        pins, row = [], 0
+        for pin in self.space.lookup_keys(keys, len(kind.groups), salt=kind.number):
+            if row < kind.tail:
+                pins.append(pin)
+                row = row + 1 if pin else 0
+            else:
+                pin.release()
+        return pins
 
     def close(self, chain: Chain) -> None:
         """Release a chain whose blocks are not read any more."""
@@ -478,6 +516,7 @@ class Ledger:
         """Note that the daemon is gone. AWAY: no daemon runs. STALE: a new one runs, and all blocks of the old one must be
         released."""
         self.retry = time.perf_counter() + RETRY
+        self.retained.clear()
         if self.state is self.SERVING:
             logger.warning("kvd: the daemon is gone; running requests continue unshared, new ones wait (%s)", error)
         if error.errno == errno.ESTALE and self.state is not self.STALE:
@@ -490,6 +529,7 @@ class Ledger:
     def forget(self) -> None:
         """Release everything that is unused."""
         self.drop_found()
+        self.retained.clear()
         self.space.free(self.free + ([self.null] if self.null else []))
         self.free, self.null = [], None
         if self.state is self.STALE:
@@ -497,6 +537,7 @@ class Ledger:
             self.top, self.era = 0, self.era + 1
 
     def shut(self) -> None:
+        self.retained.close()
         for chain in self.chains.values():
             self.close(chain)
         for uses in self.held.values():

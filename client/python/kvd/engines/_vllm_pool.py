@@ -27,7 +27,8 @@ class Pool(BlockPool):
     admitting = False       # vLLM asks whether a whole request would fit
 
     def get_num_free_blocks(self) -> int:
-        return len(self.ledger.free) + (self.ledger.space.available() if self.admitting else 0)
+        ledger = self.ledger
+        return len(ledger.free) + (ledger.space.available() + ledger.retained.blocks if self.admitting else 0)
 
     def get_cached_block(self, block_hash: int, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
         ids = self.ledger.cached((block_hash + 1) * self.hash_block_size, kv_cache_group_ids)
@@ -89,6 +90,7 @@ class Pool(BlockPool):
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self.ledger.used)
             return False
         self.ledger.epoch = os.urandom(16)
+        self.ledger.salts.forget()
         self.ledger.forget()        # vLLM also resets before it sleeps, and holds no block until it serves again
         logger.info("kvd: reset; this vLLM does not share with others any more")
         return True

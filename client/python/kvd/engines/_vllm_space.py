@@ -88,7 +88,6 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
         (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
          "blocks that are zeroed by workers in other processes on GPUs"),
         (not config.cache_config.enable_prefix_caching, "prefix caching disabled (--no-enable-prefix-caching)"),
-        (bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events), "KV cache events"),
         (config.observability_config.kv_cache_metrics, "KV cache residency metrics (--kv-cache-metrics)"),
     ])
     layout = caches.kv_cache_layout or config.cache_config.kv_cache_layout

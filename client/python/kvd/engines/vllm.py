@@ -16,7 +16,8 @@ versions or kernels are then refused instead of getting a space of their own); f
 which must change when they, or a draft model's, change; by default they are read at start, which takes a second for
 some gigabytes);
 fetch_wait (seconds that a new request waits for parts of its prompt from the daemon's file or servers, while other
-requests run; default 1; 0: do not wait, compute them).
+requests run; default 1; 0: do not wait, compute them); retain (share of the pool for prefixes that requests
+ask to keep; default 0.25).
 
 It uses three hooks of the connector API. get_mem_pool_context answers the worker's single allocation with the pool's
 addresses. get_required_kvcache_layout selects a layout in which the layers of a block are adjacent, as in a block of
@@ -38,13 +39,21 @@ The keys of a draft are in the blocks, too; vLLMs with another draft do not shar
 token: vLLM alone does not use the last block that it finds, whereas kvd compares that token and uses the block. With a
 head, requests with pictures, and sessions of streaming input, are not shared.
 
+Requests may ask that their prompt and answer be kept when they have ended, as agents do that wait for a tool:
+"kv_transfer_params": {"kvd_retain_s": 300, "kvd_priority": 1} with vLLM's "session_id". A newer request of the session
+replaces what is kept of it; 0 seconds end it. Kept prefixes never make other requests of any process wait: those with the
+lowest priority are given up first (see _vllm_retain.py).
+
+KV cache events (--kv-events-config) are sent by vLLM's own publisher, and credit this vLLM with what it can use: each block
+of the space, whoever computed it, until it is evicted (see _vllm_events.py, also for what is not told).
+
 fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data parallelism: each rank is a client of
 its own, and finds what others have computed. While vLLM sleeps, it keeps no blocks; its cache stays in the pool.
 
 Refused at start, by name: pipeline and context parallelism; on GPUs, tensor and data parallelism and draft models (see
 kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it), and draft heads; other speculation by
 hidden states; speculation in models with states; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no layer attends
-to all tokens, such as pure Mamba; other quantised KV caches; KV cache events. A reset of vLLM's prefix cache (for new
+to all tokens, such as pure Mamba; other quantised KV caches. A reset of vLLM's prefix cache (for new
 weights, and before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced
 while a session of streaming input is open, new requests wait until that session ends. Not run on a GPU.
 """
