@@ -5,6 +5,7 @@
  * places are reserved, whatever copies and sketches of the methods need, and given back in pieces.
  */
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "store/file_tier.h"
@@ -203,7 +204,28 @@ START_TEST(what_was_anothers_is_not_kept) {
 }
 END_TEST
 
+/* A block that got no place is not carried, so no request may be sent for all of them. */
+START_TEST(a_carry_that_lacks_a_block_is_not_whole) {
+        struct space *space;
+        uint32_t n;
+
+        fixture_open(64, 64);
+        space = fixture_space("s", 64);
+        carry_open(&carry, store);
+        n = take(space, CARRY_MOST - 1);
+        ck_assert_uint_gt(n, 0);
+        ck_assert(carry_is_whole(&carry));
+        carry_add(&carry, KVD_ROOT);
+        ck_assert_int_eq(carry.items[n].error, -ENOSPC);
+        ck_assert(!carry_is_whole(&carry));
+        carry_end(&carry);
+        carry_close(&carry, store);
+        fixture_close();
+}
+END_TEST
+
 SUITE("carry",
       TESTS(what_is_spare_goes_a_piece_at_a_time, half_is_left_for_copies,
-            many_ways_keep_what_one_does, what_was_anothers_is_not_kept),
+            many_ways_keep_what_one_does, what_was_anothers_is_not_kept,
+            a_carry_that_lacks_a_block_is_not_whole),
       LOOPS(2, copies_leave_what_is_needed_on_the_way))
