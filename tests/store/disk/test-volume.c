@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ipc/base/sys.h"
 #include "tests/lib/suite.h"
 #include "tests/store/disk/volumes.h"
 
@@ -328,6 +329,25 @@ START_TEST(a_staging_that_cannot_be_had_is_said) {
 }
 END_TEST
 
+static void *no_memory(size_t n, size_t size) {
+        return NULL;
+}
+
+/* Slot sizes of extents would be written to nowhere. */
+START_TEST(extents_without_memory_are_refused) {
+        struct kvd_sys failing = kvd_sys_real;
+        int r;
+
+        failing.calloc = no_memory;
+        ck_assert_int_eq(volumes_judge(&all, extent_bytes, STAGING), 0);
+        sys = &failing;
+        r = volumes_tell(&all, 0);
+        sys = &kvd_sys_real;
+        ck_assert_int_eq(r, -ENOMEM);
+        ck_assert_uint_eq(volume.n_extents, 0);
+}
+END_TEST
+
 /* ---- a disk that fails ----------------------------------------------------------------------- */
 
 /* A read error after erasing does not prove that the record is gone. */
@@ -457,7 +477,7 @@ SUITE("volume", WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(
             what_has_no_epoch_is_its_writers_alone, many_are_erased_in_pieces,
             what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
             another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
-            a_disk_that_does_nothing_has_erased_nothing, an_extent_that_cannot_be_read_is_said,
-            version_1_is_read),
+            extents_without_memory_are_refused, a_disk_that_does_nothing_has_erased_nothing,
+            an_extent_that_cannot_be_read_is_said, version_1_is_read),
       LOOPS(4, data_behind_zeros_stays), LOOPS(6, each_call_fails),
       LOOPS(5, records_have_all_tokens))
