@@ -320,6 +320,23 @@ START_TEST(chains_go_from_their_ends_after_a_restart) {
 }
 END_TEST
 
+/* An extent has two pieces of hints. Before the second, clients ask the daemon what is there. */
+START_TEST(idle_work_goes_on_until_clients_are_told_all) {
+        open_file(1, EXTENT_BYTES(N));
+        scan_one_extent();
+        make_chain(N, 1000);
+        space_demote(space);
+        moved(asked(STORE_DISK_WRITE), 0);
+        close_file();
+        open_file(1, EXTENT_BYTES(N));
+        scan_one_extent();
+        ck_assert_uint_eq(space_index(space)->below, KVD_BELOW_FILE | KVD_BELOW_UNTOLD);
+        idle();
+        ck_assert_uint_eq(space_index(space)->below, KVD_BELOW_FILE);
+        close_file();
+}
+END_TEST
+
 /* Writes all blocks of the space that can be written. Returns the last result of space_demoted. */
 static int demote_all(void) {
         const struct store_disk_question *q;
@@ -830,4 +847,5 @@ SUITE("disk-answers", FIXTURE(forget_files, forget_files),
             what_was_deleted_is_erased_by_the_next_process, what_no_file_knows_is_erased_at_once,
             deletions_while_a_file_opens_do_not_turn_it_off, names_in_a_file_have_shares,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
+            idle_work_goes_on_until_clients_are_told_all,
             evict_to_file_takes_no_more_than_a_domains_share))
