@@ -205,6 +205,20 @@ START_TEST(a_client_leaves_places_to_its_domain) {
 }
 END_TEST
 
+/* There are 512 places. A client may ask while it has fewer fetches than there are places left. */
+START_TEST(all_places_are_given_and_no_more) {
+        uint32_t others = (uint32_t)_i / 2, n = 0;
+
+        begin(_i % 2);
+        for (uint32_t i = 0; i < others; i++)
+                ck_assert_int_ge(fetch(colleague, i), 0);
+        while (fetch(greedy[0], n) >= 0)
+                ck_assert_uint_lt(++n, 512);
+        ck_assert_uint_eq(n, (512 - others + 1) / 2);
+        end();
+}
+END_TEST
+
 static uint64_t waiting(void) {
         struct store_remote_info servers;
         struct store_disk_info disk;
@@ -228,6 +242,24 @@ START_TEST(clients_of_a_domain_take_turns) {
                 ck_assert_ptr_eq(serve_one(), spaces[0]);
         attachment_free(colleague, false); /* its fetches no longer wait */
         ck_assert_uint_eq(waiting(), before - 2);
+        end();
+}
+END_TEST
+
+/* A client that asks after others' turns gets half of the next ones, not all that it missed. */
+START_TEST(who_asks_later_makes_up_for_no_turns) {
+        begin(_i);
+        for (uint32_t i = 0; i < EACH; i++)
+                fetch(greedy[0], i);
+        for (uint32_t i = 0; i < EACH / 2; i++)
+                serve_one();
+        for (uint32_t i = 0; i < EACH / 2; i++)
+                fetch(colleague, i);
+        for (uint32_t i = 0; i < EACH / 2; i++)
+                serve_one();
+        ck_assert_uint_eq(waiting(), EACH / 2);
+        attachment_free(colleague, false);
+        ck_assert_uint_eq(waiting(), EACH / 4);
         end();
 }
 END_TEST
@@ -270,4 +302,6 @@ END_TEST
 
 SUITE("fetch-turns",
       LOOPS(2, a_flood_of_fetches_leaves_others_their_places, a_client_leaves_places_to_its_domain,
-            clients_of_a_domain_take_turns, blocks_are_written_during_a_flood_of_fetches))
+            clients_of_a_domain_take_turns, who_asks_later_makes_up_for_no_turns,
+            blocks_are_written_during_a_flood_of_fetches),
+      LOOPS(6, all_places_are_given_and_no_more))
