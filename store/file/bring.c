@@ -64,24 +64,15 @@ static struct bringing *bringing_of(struct kvd_list_node *node) {
         return container_of(node, struct bringing, waiting);
 }
 
-/*
- * The client's turn in its domain. -EBUSY: the client has at least as many fetches as its domain
- * has places left.
- */
-static int take_turn(const struct kvd_list *queue, const struct attachment *a, uint64_t *ret) {
-        uint64_t n = 0, own = 0, turn = 0;
+/* -EBUSY: the client has at least as many fetches as its domain has places left. */
+static int check_places(const struct kvd_list *queue, const struct attachment *a) {
+        uint64_t n = 0, own = 0;
 
         for (struct kvd_list_node *node = queue->first; node; node = node->next) {
                 const struct bringing *b = bringing_of(node);
 
-                if (space_domain(b->space) != space_domain(a->space))
-                        continue;
-                if (!n++)
-                        turn = MAX(turn, b->turn);
-                if (b->attachment != a)
-                        continue;
-                turn = b->turn + 1;
-                own++;
+                n += space_domain(b->space) == space_domain(a->space);
+                own += b->attachment == a;
         }
         if (n + own >= PLACES)
                 return store_refuse(space_store(a->space), -EBUSY,
@@ -89,8 +80,22 @@ static int take_turn(const struct kvd_list *queue, const struct attachment *a, u
                                     "%llu of them this client's; ask again when some have ended",
                                     (unsigned long long)n, space_domain(a->space)->config.name,
                                     (unsigned long long)own);
-        *ret = turn;
         return 0;
+}
+
+/* The turn after the client's last fetch; or else the turn of its domain's first one. */
+static void take_turn(const struct kvd_list *queue, struct bringing *b) {
+        for (struct kvd_list_node *node = queue->last; node; node = node->prev) {
+                const struct bringing *other = bringing_of(node);
+
+                if (space_domain(other->space) != space_domain(b->space))
+                        continue;
+                b->turn = other->turn;
+                if (other->attachment == b->attachment) {
+                        b->turn++;
+                        return;
+                }
+        }
 }
 
 /* After the fetches of the same round, which came first. */
@@ -175,8 +180,7 @@ static int make(struct space *space, size_t bytes, struct bringing **ret) {
 int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
                 const struct fetch_request *q, const struct chain_at *at, struct bringing **ret) {
         struct bringing *b = NULL;
-        uint64_t turn = 0;
-        int r = take_turn(queue, a, &turn);
+        int r = check_places(queue, a);
 
         if (r == 0)
                 r = make(a->space, bytes, &b);
@@ -187,9 +191,9 @@ int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
         b->attachment = a;
         b->chain = begin_of(a->space, q);
         b->last = at->leaf;
-        b->turn = turn;
         if (b->last)
                 block_hold(b->space, kvd_ref_id(b->last));
+        take_turn(queue, b);
         enqueue(queue, b);
         *ret = b;
         return 0;
