@@ -76,7 +76,7 @@ int kvd_device_open(struct kvd_device *d, const struct cu_uuid *uuid) {
         const char *why = NULL;
         int r;
 
-        *d = (struct kvd_device){.ordinal = -1};
+        *d = (struct kvd_device){0};
         d->cuda = kvd_cuda_load(&why);
         if (!d->cuda) {
                 snprintf(d->why, sizeof d->why, "%s", why);
@@ -98,7 +98,6 @@ void kvd_device_close(struct kvd_device *d) {
         if (d->context)
                 d->cuda->cuDevicePrimaryCtxRelease(d->ordinal);
         d->context = NULL;
-        d->ordinal = -1;
 }
 
 /* Of the calling thread: nesting of kvd_device_enter, and the capture mode outside of it. */
