@@ -18,6 +18,7 @@
 #include "client/kvd.h"
 #include "client/kvd_cuda.h"
 #include "ipc/base/cuda.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
@@ -156,6 +157,37 @@ START_TEST(invalid_calls_are_refused) {
         ck_assert_int_eq(kvd_dlpack_block(space, &pin, UINT32_MAX, &tensor), -EINVAL);
         ck_assert_int_eq(kvd_dlpack_filling(space, &nothing, &tensor), -EINVAL);
         ck_assert_int_eq(kvd_dlpack_layer(space, LAYERS, 0, &tensor), -EINVAL);
+        kvd_unpin(space, &pin);
+        close_space();
+}
+END_TEST
+
+static struct kvd_sys poor;
+
+static void *no_memory(size_t n, size_t size) {
+        return NULL;
+}
+
+/* Each call says so. The next one works. */
+START_TEST(a_tensor_without_memory_is_an_error) {
+        struct DLManagedTensor *tensor;
+        struct kvd_block blocks[2];
+        struct kvd_pin pin = {0};
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(1, 0, &pin, blocks);
+        ck_assert_int_eq(kvd_alloc(space, 1, blocks + 1), 1);
+        poor = kvd_sys_real;
+        poor.calloc = no_memory;
+        sys = &poor;
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, blocks[0].id, &tensor), -ENOMEM);
+        ck_assert_int_eq(kvd_dlpack_filling(space, blocks + 1, &tensor), -ENOMEM);
+        ck_assert_int_eq(kvd_dlpack_layer(space, 0, 0, &tensor), -ENOMEM);
+        ck_assert_int_eq(kvd_dlpack_memory(space, &tensor), -ENOMEM);
+        sys = &kvd_sys_real;
+        ck_assert_int_eq(kvd_dlpack_filling(space, blocks + 1, &tensor), 0);
+        tensor->deleter(tensor);
+        kvd_free(space, 1, blocks + 1);
         kvd_unpin(space, &pin);
         close_space();
 }
@@ -418,7 +450,7 @@ START_TEST(a_deleted_tensor_waits_for_its_stream) {
 END_TEST
 
 SUITE("dlpack", FIXTURE(set_up, tear_down), LOOPS(4, shapes_are_the_geometry),
-      TESTS(invalid_calls_are_refused, a_tensor_holds_its_block, versioned_tensors_have_flags,
-            opaque_blocks_are_bytes, a_tensor_outlives_its_space, a_tensor_outlives_the_daemon,
-            a_forked_child_may_delete),
+      TESTS(invalid_calls_are_refused, a_tensor_without_memory_is_an_error,
+            a_tensor_holds_its_block, versioned_tensors_have_flags, opaque_blocks_are_bytes,
+            a_tensor_outlives_its_space, a_tensor_outlives_the_daemon, a_forked_child_may_delete),
       LOOPS(2, a_deleted_tensor_waits_for_its_stream))
