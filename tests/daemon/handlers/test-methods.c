@@ -264,6 +264,39 @@ START_TEST(labels_survive_spills_and_revivals) {
 }
 END_TEST
 
+/* A block that an entry has no more must not stay pinned: the daemon could never free it. */
+static void expect_a_pin_per_entry(void) {
+        const struct view *view = u.sequence->view;
+        uint32_t pins = 0, resident = 0, n;
+        const struct kvd_entry *entries = kvd_sequence_entries(u.sequence, &n);
+
+        for (uint32_t i = 0; i < view->ix->capacity; i++)
+                pins += view->words[i].pins;
+        for (uint32_t i = 0; i < n; i++)
+                resident += entries[i].data != NULL;
+        ck_assert_uint_eq(pins, resident);
+}
+
+START_TEST(a_block_that_is_replaced_is_let_go) {
+        static const uint32_t slot = 0;
+
+        start((const char *const[]){"kvreviver=on", "kvreviver.budget=1", "kvreviver.vague=1",
+                                    NULL});
+        user_append(&u, 2);
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 1, &slot, KVD_COOL_VAGUE), 1);
+        wait_for(1);
+        expect_a_pin_per_entry();
+        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 1, &slot, KVD_REVIVE_APPROX), 1);
+        wait_for(1);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_APPROX), 1);
+        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 1, &slot, KVD_REVIVE_EXACT), 1);
+        wait_for(1);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_APPROX), 0);
+        expect_a_pin_per_entry();
+        stop();
+}
+END_TEST
+
 static struct kvd_use use_of(uint32_t slot) {
         const struct kvd_entry *entries;
         struct kvd_use use;
@@ -424,6 +457,7 @@ START_TEST(a_repeated_step_is_shared) {
                 ck_assert_int_eq(!!(entries[i].flags & KVD_ENTRY_SHARED), i >= 4);
         ck_assert_uint_eq(entries[4].block, entries[0].block);
         ck_assert_int_eq(entries[4].delta, 0);
+        expect_a_pin_per_entry();
         kvd_sequence_stats(u.sequence, &stats);
         ck_assert_uint_ge(stats.shared, 1);
         user_check(&u);
@@ -605,11 +639,11 @@ START_TEST(a_table_can_be_set) {
 }
 END_TEST
 
-SUITE("methods",
-      TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_is_possible,
-            a_profile_sets_its_method_only, requests_are_checked, labels_are_there_for_reading,
-            labels_survive_spills_and_revivals, attention_is_averaged_or_summed,
-            attention_begins_anew_in_a_packed_block, a_sharing_configuration_is_made,
-            figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
-            a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
-            a_profile_becomes_a_table, a_table_can_be_set))
+SUITE("methods", TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_is_possible,
+                       a_profile_sets_its_method_only, requests_are_checked,
+                       labels_are_there_for_reading, labels_survive_spills_and_revivals,
+                       a_block_that_is_replaced_is_let_go, attention_is_averaged_or_summed,
+                       attention_begins_anew_in_a_packed_block, a_sharing_configuration_is_made,
+                       figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
+                       a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
+                       a_profile_becomes_a_table, a_table_can_be_set))
