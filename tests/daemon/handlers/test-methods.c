@@ -552,6 +552,21 @@ static void take_sample(uint32_t r, double angle) {
         kvd_free(u.space, 2, blocks);
 }
 
+/* The caller must hear that its sample does not count. */
+START_TEST(a_sample_that_cannot_be_measured_is_an_error) {
+        struct kvd_block blocks[2];
+
+        start((const char *const[]){"bicache=on", NULL});
+        ck_assert_int_eq(kvd_alloc(u.space, 2, blocks), 2);
+        for (uint32_t i = 0; i < 4096; i++)
+                ((float *)blocks[0].data)[i] = ((float *)blocks[1].data)[i] = NAN;
+        ck_assert_int_eq(kvd_prefix_sample(u.space, 50, 1, blocks, 16), -EIO);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "not finite"));
+        kvd_free(u.space, 2, blocks);
+        stop();
+}
+END_TEST
+
 static struct kvd_msg_profile_reply profile(uint32_t op) {
         return peer_ok(u.peer, MSG(profile, .space = SPACE, .op = op)).profile_reply;
 }
@@ -646,4 +661,5 @@ SUITE("methods", TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_i
                        attention_begins_anew_in_a_packed_block, a_sharing_configuration_is_made,
                        figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
                        a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
-                       a_profile_becomes_a_table, a_table_can_be_set))
+                       a_sample_that_cannot_be_measured_is_an_error, a_profile_becomes_a_table,
+                       a_table_can_be_set))
