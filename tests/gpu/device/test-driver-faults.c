@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/device/peer.h"
 
@@ -134,6 +135,49 @@ static void expect_nothing_kept(const char *fault, const char *log) {
         }
 }
 
+/* ---- a context that is lost ------------------------------------------------------------------ */
+
+static _Atomic bool may_pass;
+
+static void pass_gate(void *data) {
+        while (!may_pass)
+                usleep(1000);
+}
+
+/* Opens the gate for a caller that tries again: it must not hang. */
+static cu_result enters_nothing(cu_context context) {
+        static uint32_t n;
+
+        may_pass = n++ > 0;
+        return CU_INVALID_CONTEXT;
+}
+
+static void wait_without_context(struct view *view) {
+        const struct kvd_cuda *cuda = view->device->gpu.cuda;
+        struct kvd_cuda failing = *cuda;
+
+        failing.cuCtxPushCurrent = enters_nothing;
+        view->device->gpu.cuda = &failing;
+        if (semaphore_quiet(view) || may_pass)
+                die("waited for a stream whose context cannot be entered");
+        view->device->gpu.cuda = cuda;
+}
+
+/* A stream has not kept its promise yet, and never may: nobody waits for it. */
+static void life_without_context(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, 60, 1, &pin);
+        if (s.cuda->cuLaunchHostFunc(s.stream, pass_gate, NULL) != CU_OK)
+                die("no gate");
+        must(kvd_unpin_on(s.space, &pin, s.stream));
+        wait_without_context(atomic_load(&s.space->view));
+        may_pass = true;
+        side_close(&s);
+}
+
 /* ---- lives ----------------------------------------------------------------------------------- */
 
 /* A life in which one call fails, by a setting of the stand-in driver. */
@@ -221,6 +265,8 @@ int main(void) {
                 fail_each(&d, functions[i], i % 2 ? CU_OUT_OF_MEMORY : CU_UNKNOWN);
         fail_each(&d, "execute", CU_ILLEGAL_ADDRESS);
         peer = peer_start(good_life, d.socket, NULL);
+        peer_end(&peer);
+        peer = peer_start(life_without_context, d.socket, NULL);
         peer_end(&peer);
         end_daemon(&d);
         live_with_a_legacy_handle();
