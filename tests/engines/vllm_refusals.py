@@ -72,7 +72,6 @@ def check_configurations() -> None:
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
     space.refuse_in_place(config, plain)            # this one is accepted
     for words, part, name, value in [
-            ("pipeline parallelism", "parallel_config", "pipeline_parallel_size", 2),
             ("decode context", "parallel_config", "decode_context_parallel_size", 2),
             ("prefill context", "parallel_config", "prefill_context_parallel_size", 2),
             ("prefix caching disabled", "cache_config", "enable_prefix_caching", False),
@@ -87,6 +86,11 @@ def check_configurations() -> None:
     for part, name, value in [("parallel_config", "data_parallel_size", 2), ("model_config", "enable_sleep_mode", True)]:
         with changed(getattr(config, part), name, value):
             space.refuse_in_place(config, plain)
+    with changed(config.parallel_config, "pipeline_parallel_size", 2):
+        space.refuse_in_place(config, plain)
+        refused("layers of several kinds", config, caches_of(*(2 * [FullAttentionSpec(**PLAIN)])))
+        with changed(config, "speculative_config", speculation("draft_model")):
+            refused("a draft with pipeline parallelism", config, plain)
     for method in space.SPECULATION + space.HEADS:
         with changed(config, "speculative_config", speculation(method)):
             space.refuse_in_place(config, plain)
@@ -105,6 +109,7 @@ def check_gpus() -> None:
             space.refuse_in_place(config, caches_of(STATE, MLAAttentionSpec(**LATENT)))
         for words, part, name, value in [
                 ("tensor parallelism in place", "parallel_config", "tensor_parallel_size", 2),
+                ("pipeline parallelism in place", "parallel_config", "pipeline_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_index", 1)]:
             with changed(getattr(config, part), name, value):

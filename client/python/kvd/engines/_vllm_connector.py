@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata,
                                                                KVConnectorRole, SupportsHMA)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -24,7 +24,7 @@ from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_pool import Manager
 from ._vllm_space import (block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place,
-                          require_vllm)
+                          require_vllm, stages)
 from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
@@ -101,24 +101,31 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
-        self.share = get_tensor_model_parallel_rank() if is_worker else 0
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.ledger: Ledger | None = None
-        self._make_room(vllm_config, kv_cache_config, shares)
+        self._make_room(vllm_config, kv_cache_config)
+        self._place(kv_cache_config, stages(vllm_config), shares)
 
-    def _make_room(self, config: VllmConfig, caches: KVCacheConfig, shares: int) -> None:
-        """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM. The
-        workers' shares of a block are adjacent in it."""
+    def _make_room(self, config: VllmConfig, caches: KVCacheConfig) -> None:
+        """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM."""
         needed = blocks_needed(config, caches)
         if self.blocks < needed:
             raise ValueError(f"kvd's pool has room for {self.blocks} blocks of {self.space.geometry.block_bytes} bytes;"
                              f" a sequence of max_model_len needs {needed}. Give it a larger pool, or vLLM a smaller"
                              f" --max-model-len (at most {self._longest(config, caches)})")
         caches.num_blocks = config.cache_config.num_gpu_blocks = self.blocks
+
+    def _place(self, caches: KVCacheConfig, layers: list[int], shares: int) -> None:
+        """Set where this worker's layers are in a block: the stages of a pipeline one after the other, and in each stage
+        the shares of its workers."""
+        is_worker = self.role == KVConnectorRole.WORKER
+        stage, share = (get_pp_group().rank_in_group, get_tensor_model_parallel_rank()) if is_worker else (0, 0)
         for tensor in caches.kv_cache_tensors:
-            tensor.offset += self.share * tensor.block_stride
-            tensor.block_stride *= shares
+            if layers and tensor.block_stride != layers[stage] * tensor.layer_stride:
+                raise RuntimeError(f"vLLM has {len(tensor.layers)} layers in stage {stage}, and not {layers[stage]}")
+            tensor.offset += sum(layers[:stage]) * tensor.layer_stride * shares + share * tensor.block_stride
+            tensor.block_stride = self.space.block_bytes
             tensor.size = self.blocks * tensor.block_stride
 
     def _longest(self, config: VllmConfig, caches: KVCacheConfig) -> int:

@@ -196,7 +196,8 @@ class KvdCopyConnector(KVConnectorBase_V1):
         refuse_always(vllm_config, kv_cache_config)
         groups = len(kv_cache_config.kv_cache_groups)
         guess = vllm_config.speculative_config
-        refuse([(guess is not None and guess.method in HEADS, f"speculation by {guess and guess.method} by copy"),
+        refuse([(vllm_config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism by copy"),
+                (guess is not None and guess.method in HEADS, f"speculation by {guess and guess.method} by copy"),
                 (groups != 1, f"{groups} KV cache groups by copy: use kvd.engines.vllm, or"
                               " --disable-hybrid-kv-cache-manager")])
         self.group = kv_cache_config.kv_cache_groups[0]

