@@ -259,19 +259,21 @@ class Check(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         before, self.owner = self.owner, Type(self.module, node)
-        for base in list(self.world.bases(self.owner))[1:]:
+        has: set[str] = set()       # members of the classes between this one and a base
+        for base in self.world.bases(self.owner):
             if base and base.module.name.startswith("vllm"):
-                self.compare(node, base)
+                self.compare(node, base, has)
+            has |= {*own_members(base.node)} if base else set()
         self.generic_visit(node)
         self.owner = before
 
-    def compare(self, node: ast.ClassDef, base: Type) -> None:
+    def compare(self, node: ast.ClassDef, base: Type, has: set[str]) -> None:
         mine, theirs = own_members(node), own_members(base.node)
         for name, it in theirs.items():
             if isinstance(it, Function) and isinstance(mine.get(name), Function) and name != "__init__":
                 self.replace(mine[name], it, f"{base.node.name}.{name}")
             elif isinstance(it, Function) and "abstractmethod" in decorators(it):
-                self.say(node, name in mine, f"{node.name} lacks {name}, which {base.node.name} leaves to it")
+                self.say(node, name in has, f"{node.name} lacks {name}, which {base.node.name} leaves to it")
 
     def replace(self, mine: ast.AST, theirs: ast.AST, name: str) -> None:
         if "property" in decorators(theirs) or "property" in decorators(mine):
