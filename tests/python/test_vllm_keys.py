@@ -27,7 +27,8 @@ def request(name: str, tokens: list[int], *pictures: tuple[str, int, int], **mor
     return types.SimpleNamespace(**{
         "request_id": name, "all_token_ids": tokens, "num_tokens": len(tokens), "mm_features": features,
         "lora_request": None, "cache_salt": None, "prompt_embeds": None, "skip_reading_prefix_cache": False,
-        "num_computed_tokens": 0, "num_in_flight_tokens": 0, "resumable": False, **more})
+        "num_computed_tokens": 0, "num_in_flight_tokens": 0, "resumable": False, "kv_transfer_params": None,
+        "is_finished": lambda: True, **more})
 
 
 def prompt(system: int, *pictures: tuple[str, int]) -> tuple[list[int], list[tuple[str, int, int]]]:
