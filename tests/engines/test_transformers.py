@@ -6,6 +6,7 @@ Logits reach about 15. Sums in another order differ by about 1e-6 there, and by 
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -18,11 +19,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StoppingCriteria
+from transformers import (AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, DynamicCache, GenerationConfig,
+                          StoppingCriteria)
 
 import kvd
 from common import MODEL, ROOT, daemon, document, run
-from kvd.engines.transformers import KvdCache, load_prefix, open_space, store
+from kvd.engines.transformers import KvdCache, load_prefix, open_space, store, use_pool
 
 TOLERANCE = 1e-3
 NEW = 20
@@ -271,6 +273,127 @@ def test_a_full_pool_is_no_failure(server, space):
         small.check()
 
 
+# ---- continuous batching ---------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """A manager of continuous batching; with a socket, in the pool."""
+
+    def __init__(self, socket: str | None = None, *, sequences: int = 1, model=None, max_blocks: int = 0, **config):
+        config = {"page_size": 16, "num_blocks": 400, "max_batch_tokens": 128} | config
+        generation = GenerationConfig(max_new_tokens=NEW, do_sample=True, top_k=1, eos_token_id=-1, pad_token_id=0,
+                                      num_return_sequences=sequences)       # top_k=1: greedy, but may return several
+        self.manager = (model or alone).init_continuous_batching(
+            generation_config=generation, continuous_batching_config=ContinuousBatchingConfig(**config))
+        self.space = use_pool(self.manager, kvd.connect(socket), max_blocks=max_blocks) if socket else None
+
+    def __enter__(self) -> Batches:
+        self.manager.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.manager.stop(block=True)
+
+    def ask(self, prompts: list[list[int]], results: int | None = None) -> dict[str, list[int] | str]:
+        """Answers, or errors, by the names of requests."""
+        names = [self.manager.add_request(it, max_new_tokens=NEW) for it in prompts]
+        out: dict = {}
+        while len(out) < (results or len(names)):
+            it = self.manager.get_result(timeout=1)
+            if it is not None and it.is_finished():
+                out[it.request_id] = it.error or it.generated_tokens
+        return out
+
+    def tokens(self, prompts: list[list[int]]) -> list[list[int] | str]:
+        return [*dict(sorted(self.ask(prompts).items(), key=lambda it: int(it[0].rsplit("_", 1)[1]))).values()]
+
+    def found(self) -> int:
+        return self.space.counters().tokens_found
+
+
+def batch_in_child(socket: str, *seeds: str) -> None:
+    """Serves batches until it is killed."""
+    with Batches(socket) as batches:
+        while True:
+            print(json.dumps(batches.tokens([document(int(it), 300) for it in seeds])), flush=True)
+
+
+def test_batches_in_the_pool(server, space):
+    """What one manager has computed, another one finds: tokens are those of transformers alone."""
+    prompts = [document(9000 + i, 90 + 70 * i) for i in range(5)]
+    with Batches() as plain:
+        expected = plain.tokens(prompts)
+    with Batches(server.socket) as one, Batches(server.socket, max_batch_tokens=64) as two:
+        assert one.tokens(prompts) == expected and one.found() == 0
+        assert two.tokens(prompts) == expected and two.found() == sum((len(it) - 1) // 16 * 16 for it in prompts)
+        longer = [asked + it for asked, it in zip(prompts, expected)]
+        with Batches() as plain:
+            expected = plain.tokens(longer)
+        before = one.found()
+        assert one.tokens(longer) == expected
+        assert one.found() - before == sum((len(it) - 1) // 16 * 16 for it in longer)   # blocks of answers, too
+    del one, two
+    gc.collect()
+    assert soon(lambda: held(server) == 0)
+
+
+def test_forks_share_blocks(server, space):
+    """Several answers to one prompt; then another manager goes on behind them."""
+    prompts = [document(9100 + i, 150) for i in range(2)]
+    with Batches(sequences=3) as plain, Batches(server.socket, sequences=3) as one:
+        expected, got = plain.ask(prompts, 6), one.ask(prompts, 6)
+        assert sorted(got.values()) == sorted(expected.values()) and len(got) == 6
+    with Batches(server.socket) as two:
+        two.ask([prompts[0] + next(it for name, it in got.items())])
+        assert two.found() >= 144
+    del one, two
+    gc.collect()
+    assert soon(lambda: held(server) == 0)
+
+
+def test_batches_in_a_small_pool(server, space):
+    """Requests that do not fit wait, or are computed again."""
+    prompts = [document(9200 + i, 200) for i in range(8)]
+    with Batches() as plain:
+        expected = plain.tokens(prompts)
+    with Batches(server.socket, max_blocks=80, model=load("sdpa"), page_size=8) as few:
+        for _ in range(2):
+            assert few.tokens(prompts) == expected
+        assert few.space.counters().refused > 0
+
+
+def test_a_process_with_batches_is_killed(server, space):
+    prompts = [document(9300 + i, 300) for i in range(4)]
+    with Batches() as plain:
+        expected = plain.tokens(prompts)
+    other = subprocess.Popen([sys.executable, __file__, "--batches", server.socket, *map(str, range(9300, 9304))],
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with Batches(server.socket) as mine:
+        assert json.loads(other.stdout.readline()) == expected
+        assert mine.tokens(prompts) == expected and mine.found() == 4 * 288
+        other.kill()
+        other.wait()
+        assert mine.tokens([it[:200] + it[:50] for it in prompts]) and mine.tokens(prompts) == expected
+    server.check()
+
+
+def test_batches_without_a_daemon_fail_by_name(server, space):
+    with daemon("--pool", "64M") as own:
+        with Batches(own.socket) as batches:
+            batches.tokens([document(9400, 100)])
+            own.kill()
+            (error,) = batches.ask([document(9401, 2000)]).values()
+            assert "kvd" in error, error
+            own.start()
+
+
+def test_what_batching_does_not_support(server, space):
+    expect(ValueError, "cpu_offload_space", Batches, server.socket, cpu_offload_space=1.0)
+    expect(ValueError, "sliding windows", Batches, server.socket, model=small("Mistral", "sdpa", sliding_window=32))
+    with Batches(page_size=32) as started:
+        expect(ValueError, "has been started", use_pool, started.manager, kvd.connect(server.socket))
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -512,6 +635,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--batches"]:
+        batch_in_child(*sys.argv[2:])
     if len(sys.argv) > 1:
         serve(*sys.argv[1:])
         sys.exit()

@@ -19,6 +19,17 @@ By copy, for any attn_implementation: a plain DynamicCache is filled and stored.
     output = model.generate(input_ids, past_key_values=cache)
     store(space, cache, output)
 
+Continuous batching, in place: all managers of one model use one pool, find what others have computed, and compute as
+transformers does.
+
+    manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=options)
+    use_pool(manager, kvd.connect())
+    manager.start()
+
+A block has options.page_size tokens (transformers' default of 256 shares little; 16 to 64 is better). num_blocks is how many
+blocks a batch reads at most; the pool's size is the size of the cache. If the daemon ends, all requests fail with that error:
+make another manager. Refused by name: models as below, cpu_offload_space, tensor parallelism.
+
 To check a model, open_space() runs it on one token, and examines its keys and values. Refused by name: batches, beams
 and other uses of several sequences, padding and other masks, inputs other than token ids (pictures, token types),
 assisted decoding; models with sliding windows, soft caps, sinks or attention that is not causal, keys and values of
@@ -29,9 +40,10 @@ for other weights.
 
 from ._common import missing
 
-__all__ = ["KvdCache", "load_prefix", "open_space", "store"]
+__all__ = ["KvdCache", "load_prefix", "open_space", "store", "use_pool"]
 
 try:
     from ._transformers import KvdCache, load_prefix, open_space, store
+    from ._transformers_batching import use_pool
 except ImportError as error:     # the documentation can be read without the engine
     __getattr__ = missing(error)
