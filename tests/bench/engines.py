@@ -104,22 +104,23 @@ class Bench:
             it.__exit__()
 
     def first(self, name: str, engine: Engine, prompt: list[int]) -> None:
-        """Time to the first token in an engine that has just served another request, as all of these have: one that was
-        idle while others computed has lost its caches."""
+        """Time to the first token in an engine that has just served another request."""
         engine.ask([prompt[::-1][:SHORT]], max_tokens=1)
         self.figures.add(name, engine.ask([prompt], max_tokens=1)[0]["seconds"])
 
     def round(self, number: int) -> None:
+        """Prefixes come after all cold prompts, so that each engine that finds one has idled while others computed: the
+        processor's caches are as cold for an engine's own prefix as for another one's."""
         one, two = (document(1000 + number, LENGTH) + [500 + i] for i in range(2))
         self.first("vLLM alone, cold", self.alone, one)
-        self.first("vLLM alone, own prefix", self.alone, two)
         self.first("vLLM in place, cold", self.place[0], one)
-        self.first("vLLM in place, own prefix", self.place[0], two)
-        self.first("vLLM in place, other's prefix", self.place[1 + number % (PROCESSES - 1)], two)
         self.first("vLLM by copy, cold", self.copy[0], one)
-        self.first("vLLM by copy, other's prefix", self.copy[1], two)
         for how in ("alone", "in place"):
             self.figures.add(f"transformers {how}, cold", self.hf[0].ask(how, one))
+        self.first("vLLM alone, own prefix", self.alone, two)
+        self.first("vLLM in place, own prefix", self.place[0], two)
+        self.first("vLLM in place, other's prefix", self.place[1 + number % (PROCESSES - 1)], two)
+        self.first("vLLM by copy, other's prefix", self.copy[1], two)
         for how in ("in place", "copy"):
             self.figures.add(f"transformers {how}, other's prefix", self.hf[1].ask(how, two))
 
