@@ -609,6 +609,26 @@ def by_copy(world: World, options: dict, asked: list[list[int]]) -> None:
         assert world.alone.do(op="reset")
 
 
+def test_a_real_model_with_windows(world: World) -> None:
+    """Gemma 3 and a text that is longer than its windows."""
+    with tempfile.TemporaryDirectory(prefix="kvd-test-", dir="/var/tmp") as folder:
+        models(folder, "--gemma", str(ROOT / "LICENSE"))
+        model = f"{folder}/gemma-3-270m"
+        tokens = json.loads(Path(model, "prompt.json").read_text())
+        engines = (world.alone, None), (world.first, "in place"), (world.second, "in place")
+        for (engine, kv), chunk in zip(engines, (2048, 2048, 256)):
+            engine.reopen(kv, extra={"socket": world.daemon.socket} if kv else None, model=model, max_model_len=2048,
+                          num_gpu_blocks_override=400, max_num_batched_tokens=chunk)
+        assert all([engine.hear() for engine, _ in engines])
+        for n, cached in ((900, (0, 0, whole(900))), (1000, (whole(900), whole(900), whole(1000)))):
+            got = [engine.ask([tokens[:n]], max_tokens=16)[0] for engine, _ in engines]
+            assert [it["cached"] for it in got] == [*cached], got
+            for it in got[1:]:
+                assert it["tokens"] == got[0]["tokens"], got
+                assert all(abs(a - b) < 1e-3 for a, b in zip(it["logprobs"], got[0]["logprobs"], strict=True)), got
+    world.daemon.check()
+
+
 def test_models_and_features(world: World) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, options) in enumerate(features(folder)):

