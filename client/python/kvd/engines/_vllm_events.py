@@ -165,6 +165,7 @@ class Publisher(ZmqEventPublisher):
 
 def replace_publisher(config: KVEventsConfig | None) -> None:
     """Have the scheduler, which comes next, make our publisher instead of vLLM's."""
+    Publisher.made = None
     if config and config.enable_kv_cache_events and config.publisher == "zmq":
         if "kvd" not in EventPublisherFactory._registry:
             EventPublisherFactory.register_publisher("kvd", Publisher)
