@@ -389,6 +389,7 @@ def test_batches_without_a_daemon_fail_by_name(server, space):
 
 def test_what_batching_does_not_support(server, space):
     expect(ValueError, "cpu_offload_space", Batches, server.socket, cpu_offload_space=1.0)
+    expect(ValueError, "allow_block_sharing", Batches, server.socket, allow_block_sharing=False)
     expect(ValueError, "sliding windows", Batches, server.socket, model=small("Mistral", "sdpa", sliding_window=32))
     with Batches(page_size=32) as started:
         expect(ValueError, "has been started", use_pool, started.manager, kvd.connect(server.socket))

@@ -261,6 +261,8 @@ def use_pool(manager: continuous_api.ContinuousBatchingManager, daemon: kvd.Daem
         _refuse("a manager that has been started")
     if options.cpu_offload_space:
         _refuse("cpu_offload_space: the cache is in host memory")
+    if not options.allow_block_sharing:
+        _refuse("allow_block_sharing=False")
     if manager.distributed_helper.tp_size > 1:
         _refuse("tensor parallelism")
     space = daemon.space(name or f"transformers-batching-{geometry.fingerprint[0]:016x}", geometry, max_blocks=max_blocks)

@@ -28,7 +28,7 @@ transformers does.
 
 A block has options.page_size tokens (transformers' default of 256 shares little; 16 to 64 is better). num_blocks is how many
 blocks a batch reads at most; the pool's size is the size of the cache. If the daemon ends, all requests fail with that error:
-make another manager. Refused by name: models as below, cpu_offload_space, tensor parallelism.
+make another manager. Refused by name: models as below, cpu_offload_space, allow_block_sharing=False, tensor parallelism.
 
 To check a model, open_space() runs it on one token, and examines its keys and values. Refused by name: batches, beams
 and other uses of several sequences, padding and other masks, inputs other than token ids (pictures, token types),
