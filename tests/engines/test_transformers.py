@@ -13,8 +13,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -294,9 +296,14 @@ class Batches:
     def __exit__(self, *_) -> None:
         self.manager.stop(block=True)
 
-    def ask(self, prompts: list[list[int]], results: int | None = None) -> dict[str, list[int] | str]:
+    @classmethod
+    def alone(cls, prompt: list[int]) -> list[int]:
+        with cls() as plain:
+            return plain.tokens([prompt])[0]
+
+    def ask(self, prompts: list[list[int]], results: int | None = None, new: int = NEW) -> dict[str, list[int] | str]:
         """Answers, or errors, by the names of requests."""
-        names = [self.manager.add_request(it, max_new_tokens=NEW) for it in prompts]
+        names = [self.manager.add_request(it, max_new_tokens=new) for it in prompts]
         out: dict = {}
         while len(out) < (results or len(names)):
             it = self.manager.get_result(timeout=1)
@@ -349,6 +356,36 @@ def test_forks_share_blocks(server, space):
     del one, two
     gc.collect()
     assert soon(lambda: held(server) == 0)
+
+
+def test_a_block_is_there_while_any_request_uses_it(server, space):
+    """A request finds blocks that another one of the same manager has filled, and ends first: they remain the other's."""
+    long = document(9150, 100)
+    with Batches() as plain:
+        (first,) = plain.ask([long], new=150).values()
+    with Batches(server.socket, page_size=8) as one:
+        name = one.manager.add_request(long, max_new_tokens=150)
+        one.ask([document(9160, 100)], new=1)
+        assert one.ask([long], new=2) and one.found() == 96
+        (allocator,) = one.manager.batch_processor.cache.cache_allocators.values()
+        assert {*allocator.block_table[name]} <= {*allocator.pool.ours}
+        assert one.ask([document(9161, 100)], results=2)[name] == first
+
+
+def test_batches_wait_for_pinned_blocks(server, space):
+    with Batches(server.socket, max_blocks=64, page_size=32) as one:
+        one.tokens([document(9170, 40)])
+        pins = []
+        with suppress(kvd.PoolFull):
+            for i in range(100):
+                blocks = one.space.alloc(1)
+                pins.append(kvd.Pin(one.space))
+                pins[-1].seal(blocks, [i] * 32)
+        assert one.space.available() < 10
+        timer = threading.Timer(1, lambda: [it.release() for it in pins])
+        timer.start()
+        assert one.tokens([document(9171, 300)])[0] == Batches.alone(document(9171, 300))
+        timer.join()
 
 
 def test_batches_in_a_small_pool(server, space):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ log = logging.getLogger("kvd.engines.transformers")
 
 PADDING = 2             # sectors that transformers uses for padding
 KEEP = 32               # unused blocks that are kept for later
+PATIENCE = 60.0         # seconds for which requests wait in vain, before they fail
+MOMENT = 0.01
 _thread = threading.local()     # .space: of the cache that this thread makes
 
 
@@ -49,6 +52,8 @@ class Sectors(CachePool):
         self.free: list[kvd.Block] = []
         self.padding: list[kvd.Block] = []
         self.ours: dict[int, kvd.Block] = {}
+        self.short = 0                  # blocks that the last request needs which did not fit in this batch
+        self.waited = 0.0               # seconds since one did
         super().__init__(self.space.memory().blocks - PADDING, num_allocators, PADDING)
 
     def reset(self) -> None:
@@ -80,12 +85,17 @@ class Sectors(CachePool):
         blocks = [self.ours.pop(it) for it in block_ids]
         self.space.free([it for it in blocks if it.posted])
         self.free += [it for it in blocks if not it.posted]
-        self.try_to_free_sectors()
+        self._trim()
 
     def count_free_blocks(self, index: int) -> int:
         return len(self.free)
 
     def try_to_free_sectors(self) -> None:
+        """Called before each batch is chosen."""
+        self.short = 0
+        self._trim()
+
+    def _trim(self) -> None:
         self.space.free(self.free[KEEP:])
         del self.free[KEEP:]
 
@@ -150,6 +160,8 @@ class Allocator(FullAttentionCacheAllocator):
     def acquire_prefix_blocks(self, request_id: str, prefix_len: int, block_ids: list[int]) -> None:
         assert self.found is not None and prefix_len == self.found.tokens
         self.block_table[request_id] = list(block_ids)
+        for it in block_ids:            # some may be ours, of a request that is still running
+            self.ledger.acquire(it)
         self.requests[request_id] = Request([self.found], len(block_ids))
         self.requests[request_id].tail, self.found = self.found, None
 
@@ -162,17 +174,25 @@ class Allocator(FullAttentionCacheAllocator):
             request.ended = request.tail.tokens < first * size
         if not request.ended:
             blocks = [self.pool.ours[it] for it in self.block_table[request_id][first:request.full]]
+            request.ended = not self._posts(request.tail, blocks, token_ids[first * size:request.full * size])
+
+    def _posts(self, tail: kvd.Pin, blocks: list[kvd.Block], tokens: list[int]) -> bool:
+        for _ in range(2):
             try:
-                request.tail.post(blocks, token_ids[first * size:request.full * size])
-            except kvd.Refused as error:
-                log.warning("kvd: a request is not published any further: %s", error)
-                request.ended = True
+                tail.post(blocks, tokens)
+                return True
+            except kvd.Refused as error:        # an earlier post of any request was refused; nothing was posted now
+                log.warning("kvd: %s", error)
+        return False
 
     def _tail(self, tokens: list[int]) -> kvd.Pin:
         """Return a pin behind which a fork's blocks, or a new request's, are posted."""
         if not tokens:
             return kvd.Pin(self.pool.space)
-        self.pool.space.flush()
+        try:
+            self.pool.space.flush()
+        except kvd.Refused as error:
+            log.warning("kvd: %s", error)
         return self.pool.space.lookup(tokens)
 
     def fork_blocks(self, source_request_id: str, dest_request_id: str, past_length: int) -> tuple[list[int], list[int]]:
@@ -225,7 +245,25 @@ class PoolCache(caches.PagedAttentionCache):
         need = allocator.needed(state.request_id, state.current_len(), request_len)
         if dry_run:
             return bool(need <= len(self.pool.free) + self.pool.space.available())
-        return self.pool.fetch(need) and bool(super().can_store_request_tokens(state, request_len))
+        fits = self.pool.fetch(need) and bool(super().can_store_request_tokens(state, request_len))
+        self.pool.short, self.pool.waited = (0, 0.0) if fits else (need, self.pool.waited)
+        return fits
+
+    def evict_cached_blocks(self) -> bool:
+        """There are none; but other processes may leave blocks to a request that does not fit now. Returns whether it is
+        worth trying again, after a moment."""
+        if not self.pool.short or self.pool.short > self.num_sectors or self.pool.waited > PATIENCE:
+            return False
+        time.sleep(MOMENT)
+        self.pool.waited += MOMENT
+        return True
+
+    def count_storable_requests(self, list_blocks_needed: list[dict[str, int]]) -> int:
+        room, n = len(self.pool.free) + self.pool.space.available(), 0
+        for it in list_blocks_needed:
+            room -= sum(it.values())
+            n += room >= 0
+        return n
 
     def prepare_fork_request(self, src_state: Any, dst_req_ids: list[str], copy_src_and_dst: Any) -> list[str]:
         (allocator,) = self.cache_allocators.values()
