@@ -272,12 +272,22 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = {"extra": {"socket": world.daemon.socket}, "environment": installed(folder),
                    "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-        with Engine("in place", **options) as one, Engine("in place", **options) as two:
+        with Engine("in place", **options) as one, ExitStack() as later:
+            one.do(op="numbers")
+            world.daemon.kill()             # while it holds nothing: its workers must map the next daemon's pool
+            world.daemon.start()
+            two = later.enter_context(Engine("in place", **options))
             got = [one.ask(prompts)[0], one.ask(prompts)[0], two.ask(prompts)[0]]
             one.tell(op="generate", prompts=[document(701 + i, 700) for i in range(6)], max_tokens=200)
             time.sleep(0.5)
             one.kill()
             got.append(two.ask(prompts)[0])
+            long = two.ask(prompts, max_tokens=200)[0]["tokens"]
+            two.tell(op="generate", prompts=prompts, max_tokens=200)
+            time.sleep(0.5)
+            world.daemon.kill()             # while its workers compute
+            world.daemon.start()
+            assert two.hear()[0]["tokens"] == long
     assert [it["cached"] for it in got] == [0, *[whole(700)] * 3], got
     for it in got:              # sums of two halves are rounded differently
         assert it["tokens"] == expected["tokens"], (it, expected)

@@ -58,8 +58,8 @@ class PoolMemory(TorchFunctionMode):
 
 @dataclass
 class Step(KVConnectorMetadata):
-    """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool of daemon number
-    era."""
+    """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool to which the
+    scheduler attached for the era-th time."""
 
     space: str
     top: int
@@ -98,6 +98,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._map_null_block()
         else:
             events.replace_publisher(vllm_config.kv_events_config)
+        self.events = vllm_config.kv_events_config
         self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
@@ -179,6 +180,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
+        if step.era != self.era and not self.space.catch_up():      # a worker in another process attaches for itself
+            raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
             self.mapped, self.era = memory.mapped, step.era
@@ -204,7 +207,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32),
                              wait=float(self.extra("fetch_wait", 1.0)), retain=float(self.extra("retain", 0.25)))
         Manager.adopt(kv_cache_manager, self.ledger)
-        events.begin(self.space, groups, self.ledger.salts, kv_cache_manager)
+        events.begin(self.events, self.space, groups, self.ledger.salts, kv_cache_manager)
         super().bind_kv_cache_manager(kv_cache_manager)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int | None, bool]:

@@ -3,7 +3,7 @@
 
 Routers credit blocks to the engine that says it has them, and this vLLM has whatever anyone has computed in the space. So
 each vLLM publishes all of it, by its own publisher, even while it is idle: blocks as BlockStored when they can be found,
-and as BlockRemoved when they were evicted.
+and as BlockRemoved when they were evicted. After the daemon was replaced, it does so from its next request on.
 
 Told are the chains of the first group of full attention, which hits need first. A chain's salt does not say which LoRA
 adapter or cache_salt it stands for: chains of others with one are told only if this vLLM had a request with it before. The
@@ -21,6 +21,7 @@ from typing import ClassVar
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import (AllBlocksCleared, BlockRemoved, BlockStored, EventPublisherFactory, KVCacheEvent,
                                         KVEventBatch, ZmqEventPublisher)
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
@@ -28,6 +29,8 @@ import kvd
 
 from ._vllm_groups import Groups
 from ._vllm_keys import PICTURE, first_token
+
+logger = init_logger("vllm." + __name__)
 
 INTERVAL = 0.02         # seconds between looks at the space
 BATCH = 4096            # changes per batch
@@ -81,7 +84,8 @@ class Teller:
     """Translates what changes in a space into vLLM's events."""
 
     def __init__(self, space: kvd.Space, groups: Groups, salts: Salts, manager: KVCacheManager):
-        self.follow, self.size, self.salts, self.medium = space.follow(), groups.size, salts, manager.block_pool.medium
+        self.space, self.follow, self.salts, self.size = space, space.follow(), salts, groups.size
+        self.medium = manager.block_pool.medium
         self.ahead, self.group = groups.ahead, groups.dense[0]
         self.kind, self.window = manager.kv_cache_event_metadata[self.group]
         self.told: dict[int, int] = {}          # by hash: the last word of each block that was told
@@ -114,6 +118,10 @@ class Teller:
             elif self.told.pop(it.hash, None) is not None:
                 events.append(BlockRemoved(block_hashes=[it.hash], medium=self.medium, group_idx=self.group))
         return events + ([self._stored(row, names)] if row else [])
+
+    def again(self) -> None:
+        """Begin anew, with everything."""
+        self.follow, self.epoch = self.space.follow(), -1
 
     def _clear(self) -> list[KVCacheEvent]:
         self.told = {}
@@ -153,8 +161,13 @@ class Publisher(ZmqEventPublisher):
 
     def _tell(self, teller: Teller) -> None:
         while not self._ended.wait(INTERVAL):
-            for events in teller.batches():
-                self.publish(KVEventBatch(ts=time.time(), events=events))
+            try:
+                for events in teller.batches():
+                    self.publish(KVEventBatch(ts=time.time(), events=events))
+            except kvd.Error as error:
+                logger.warning("kvd: no KV cache events for now: %s", error)
+                self._ended.wait(1)
+                teller.again()
 
     def shutdown(self) -> None:
         self._ended.set()
@@ -165,6 +178,8 @@ class Publisher(ZmqEventPublisher):
 
 def replace_publisher(config: KVEventsConfig | None) -> None:
     """Have the scheduler, which comes next, make our publisher instead of vLLM's."""
+    if Publisher.made:          # of a vLLM that did not start
+        Publisher.made.shutdown()
     Publisher.made = None
     if config and config.enable_kv_cache_events and config.publisher == "zmq":
         if "kvd" not in EventPublisherFactory._registry:
@@ -172,10 +187,11 @@ def replace_publisher(config: KVEventsConfig | None) -> None:
         config.publisher = "kvd"
 
 
-def begin(space: kvd.Space, groups: Groups, salts: Salts, manager: KVCacheManager) -> None:
+def begin(config: KVEventsConfig | None, space: kvd.Space, groups: Groups, salts: Salts, manager: KVCacheManager) -> None:
     """Publish what is in the space from now on, if the scheduler has made our publisher. vLLM's pool tells nothing: its
     blocks are what it has planned, and have other hashes."""
-    publisher, Publisher.made = Publisher.made, None
     manager.enable_kv_cache_events = manager.block_pool.enable_kv_cache_events = False
-    if publisher:
+    if config and config.publisher == "kvd":
+        config.publisher = "zmq"        # for another vLLM of this configuration
+        publisher, Publisher.made = Publisher.made, None
         publisher.begin(Teller(space, groups, salts, manager))

@@ -80,7 +80,7 @@ class Ledger:
         self.gone: list[kvd.Block] = []                 # returned by vLLM, and no longer writable
         self.null: kvd.Block | None = None              # block 0 means "none" in vLLM: held so that no one publishes it
         self.used = 0                                   # blocks in vLLM's tables
-        self.top, self.era = 0, 0                       # all ids so far are below top; number of previous daemons
+        self.top, self.era = 0, 0                       # all ids so far are below top; see _note_pool()
         self.found: Chain | None = None                 # looked up, and not yet admitted
         self.below: dict[str, tuple[list[kvd.Fetch], float]] = {}   # of requests not yet admitted, and deadlines
         self.chains: dict[str, Chain] = {}
@@ -125,6 +125,7 @@ class Ledger:
             logger.info("kvd: a daemon is available again")
             self.state = self.SERVING
         self.numbers.blocks_taken += len(got)
+        self._note_pool()
         self.top = max(self.top, *(block.id + 1 for block in got))
         for block in got:
             if block.id:
@@ -132,6 +133,16 @@ class Ledger:
             else:
                 self.null = block
         return None
+
+    def _note_pool(self) -> None:
+        """Note that the blocks just allocated are of a new pool: workers in other processes must map that. If the daemon is
+        replaced while this vLLM holds nothing, no call fails."""
+        era = self.space.counters().reconnects
+        if era != self.era:
+            chains = [*self.chains.values(), *([self.found] if self.found else [])]
+            pins = [pin for chain in chains for pin in chain.pins]
+            pins += [it.pin for chain in chains for it in chain.objects.values() if it]
+            self.top, self.era = max((it + 1 for pin in pins for it in pin.blocks), default=0), era
 
     def _tell_full(self, error: kvd.Error) -> None:
         """Log once a minute why requests wait."""
@@ -534,7 +545,7 @@ class Ledger:
         self.free, self.null = [], None
         if self.state is self.STALE:
             self.state, self.retry = self.AWAY, 0.0
-            self.top, self.era = 0, self.era + 1
+            self.top = 0
 
     def shut(self) -> None:
         self.retained.close()

@@ -60,10 +60,6 @@ class Kept:
     until: float
     priority: float
 
-    @property
-    def blocks(self) -> int:
-        return sum(len(pin) for pin in self.pins)
-
     def release(self) -> None:
         for pin in self.pins:
             pin.release()
@@ -83,8 +79,9 @@ class Retained:
 
     @property
     def blocks(self) -> int:
+        """How many different blocks are kept."""
         with self.lock:
-            return sum(it.blocks for it in self.sessions.values())
+            return len({block for kept in self.sessions.values() for pin in kept.pins for block in pin.blocks})
 
     def keep(self, hint: Hint, pins: list[kvd.Pin]) -> None:
         """Keep these pins, which are ours now, instead of what was kept of that session."""
@@ -127,7 +124,10 @@ class Retained:
 
     def _watch(self) -> None:
         while not self.closed.wait(INTERVAL):
-            self.look()
+            try:
+                self.look()
+            except kvd.Error as error:
+                logger.warning("kvd: %s", error)
             with self.lock:
                 if not self.sessions:
                     self.thread = None
