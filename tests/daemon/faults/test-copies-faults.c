@@ -178,7 +178,7 @@ static const struct fault nothing = {N_FAULT_CALLS, 0, 0, false};
  * rest.
  */
 START_TEST(unreadable_copies_are_approximated) {
-        start((struct fault){FAULT_completion, EIO, 1, _i}, "daemon.file_timeout=60", NULL);
+        start((struct fault){FAULT_completion, EIO, 1, _i}, "daemon.file_timeout=1800", NULL);
         spill();
         s->on = true;
         ask(KVD_REVIVE_BOTH);
@@ -199,7 +199,7 @@ END_TEST
 
 /* A caller that asks for exact copies only is told which ones are lost. */
 START_TEST(exact_requests_report_lost_copies) {
-        start((struct fault){FAULT_completion, EIO, 1, true}, "daemon.file_timeout=60", NULL);
+        start((struct fault){FAULT_completion, EIO, 1, true}, "daemon.file_timeout=1800", NULL);
         spill();
         s->on = true;
         ask(KVD_REVIVE_EXACT);
@@ -220,7 +220,7 @@ START_TEST(unwritable_copies_are_not_lost) {
         static const int errors[] = {ENOSPC, EIO};
 
         start((struct fault){FAULT_completion, errors[_i % 2], 1 + 2 * (uint32_t)(_i / 2), true},
-              "daemon.file_timeout=60", NULL);
+              "daemon.file_timeout=1800", NULL);
         s->on = true;
         user_append(&u, USER_BLOCKS);
         for (uint32_t i = 0; i<100; i += s->injected> 0)
@@ -308,7 +308,7 @@ static void cool_until_full(void) {
 START_TEST(a_domain_has_its_share_and_no_more) {
         uint64_t most = (UINT64_C(5) << 20) / 4 / 2;
 
-        start(nothing, "daemon.file_timeout=60", "domain d.quota=1280K");
+        start(nothing, "daemon.file_timeout=1800", "domain d.quota=1280K");
         user_append(&u, USER_BLOCKS / 2);
         user_append(&u, USER_BLOCKS / 2);
         cool_until_full();
