@@ -50,14 +50,26 @@ int kvd_paged_write(kvd_space *space, uint32_t layer, const struct kvd_table *ta
                     const float *v, size_t ld);
 
 /*
- * Computes causal attention: new token i sees positions 0 to first + i, all of which must have been
- * written. q and out are [n][heads][head_dim] floats, with ldq and ldo floats from one token to the
- * next. Query head h uses KV head h / (heads / kv_heads). Weights are softmax(scale * q . k), with
- * scale > 0. -EINVAL: as above, heads is not a multiple of kv_heads, or keys are stored before
- * rotation (KVD_ROPE_PRE). -ENOMEM: no memory for scores.
+ * How a layer attends. Weights are softmax(scale * q . k). Query head h uses KV head
+ * h / (heads / kv_heads). Members that are 0 are off.
+ */
+struct kvd_heads {
+        uint32_t heads;  /* query heads, a multiple of kv_heads */
+        uint32_t window; /* sliding window: a token sees the last window positions up to its own */
+        float scale;     /* > 0 */
+        float cap;       /* soft cap: scores are cap * tanh(scale * q . k / cap) */
+        const float
+                *sinks; /* [heads] scores that take weight and have no value (attention sinks) */
+};
+
+/*
+ * Computes causal attention: new token i sees positions 0 to first + i, or the last window of them.
+ * They must have been written. q and out are [n][heads][head_dim] floats, with ldq and ldo floats
+ * from one token to the next. -EINVAL: as above, or a member of heads is out of range, or keys are
+ * stored before rotation (KVD_ROPE_PRE). -ENOMEM: no memory for scores.
  */
 int kvd_paged_attention(kvd_space *space, uint32_t layer, const struct kvd_table *table,
-                        uint32_t heads, float scale, const float *q, size_t ldq, float *out,
+                        const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                         size_t ldo);
 
 #pragma GCC visibility pop

@@ -26,7 +26,8 @@ struct scratch {
         size_t q, rotated, placed; /* the tile's queries: given, rotated, in the kernels' order */
         size_t stage;              /* keys, rearranged by the kernels */
         size_t sum, total; /* the tile's results, and their divisors; 0 if the row sees nothing */
-        size_t visible;    /* uint32_t per token of the call: number of columns it sees */
+        size_t visible;    /* uint32_t per token of the call: one past the last column it sees */
+        size_t hidden;     /* the same: the first column it sees */
         size_t rows;       /* per column, a pointer to its key */
         size_t end;
         size_t ld;
@@ -35,7 +36,7 @@ struct scratch {
 /* Some tokens of the call, and their queries. */
 struct tile {
         uint32_t token, n, rows;
-        uint32_t columns; /* that the last token sees */
+        uint32_t from, to; /* columns that its tokens see */
 };
 
 /* ---- scratch ---- */
@@ -49,9 +50,18 @@ static size_t room(size_t floats) {
         return ALIGN_UP(floats, LINE / sizeof(float));
 }
 
+/* At most so many columns has a call. */
+static size_t most_columns(const struct kvd_attention *a) {
+        size_t all = kvd_attend_keys(a), window = kvd_attend_window(a);
+
+        if (a->chosen)
+                return a->n_chosen;
+        return window ? MIN(all, a->n + window + a->block_tokens) : all;
+}
+
 static struct scratch lay_out(const struct kvd_attention *a) {
         size_t rows = (size_t)tile_tokens(a) * a->group, wide = kvd_attend_sum(a->dim);
-        size_t columns = a->chosen ? a->n_chosen : kvd_attend_keys(a);
+        size_t columns = most_columns(a);
         /* an odd number of lines, so that rows begin in different cache sets */
         struct scratch s = {.ld = room(columns) | room(1)};
 
@@ -62,7 +72,8 @@ static struct scratch lay_out(const struct kvd_attention *a) {
         s.sum = s.stage + kvd_attend_stage(a->dim) / sizeof(float);
         s.total = s.sum + rows * wide;
         s.visible = s.total + room(rows);
-        s.rows = s.visible + room(a->n);
+        s.hidden = s.visible + room(a->n);
+        s.rows = s.hidden + room(a->n);
         s.end = s.rows + columns * (sizeof(uint8_t *) / sizeof(float)) + room(1);
         return s;
 }
@@ -79,8 +90,12 @@ static const uint8_t **rows_of(const struct kvd_attention *a, const struct scrat
         return (const uint8_t **)part(a, s->rows);
 }
 
-static const uint32_t *visible_of(const struct kvd_attention *a, const struct scratch *s) {
-        return (const uint32_t *)(part(a, s->visible));
+static uint32_t *visible_of(const struct kvd_attention *a, const struct scratch *s) {
+        return (uint32_t *)part(a, s->visible);
+}
+
+static uint32_t *hidden_of(const struct kvd_attention *a, const struct scratch *s) {
+        return (uint32_t *)part(a, s->hidden);
 }
 
 /* ---- visible positions ---- */
@@ -95,23 +110,39 @@ static void name_rows(const struct kvd_attention *a, const uint8_t **rows,
                 rows[r->column + i] = row + i * step;
 }
 
-/* Collects the key pointer of each column, and how many columns each token sees. */
+/*
+ * Counts, for the tokens from token t on that end in this stretch or before, the columns at
+ * positions below base + t. Returns the first token that ends later.
+ */
+static uint32_t count_below(uint32_t *counts, uint32_t t, uint32_t n, int64_t base,
+                            const struct kvd_stretch *r) {
+        int64_t position = r->position;
+
+        for (; t < n && base + t <= position + r->n; t++)
+                counts[t] = r->column + (uint32_t)MAX(0, base + t - position);
+        return t;
+}
+
+/* Collects the key pointer of each column, and the columns that each token sees. */
 static void see(const struct kvd_attention *a, const struct scratch *s) {
-        uint32_t *visible = (uint32_t *)part(a, s->visible), t = 0;
+        uint32_t *visible = visible_of(a, s), *hidden = hidden_of(a, s), t = 0, h = 0;
+        int64_t end = (int64_t)a->first +
+                      1; /* token t sees positions [end - window + t, end + t) */
+        uint32_t window = kvd_attend_window(a);
+        struct kvd_stretch r = kvd_attend_begin(a);
         const uint8_t **rows = rows_of(a, s);
-        struct kvd_stretch r = {0};
 
         while (kvd_attend_next(a, &r)) {
                 name_rows(a, rows, &r);
-                if (a->n_keys)
-                        continue;
-                for (; t < a->n && a->first + t < r.position; t++)
-                        visible[t] = r.column;
-                for (; t < a->n && a->first + t < r.position + r.n; t++)
-                        visible[t] = r.column + (a->first + t - r.position) + 1;
+                if (!a->n_keys)
+                        t = count_below(visible, t, a->n, end, &r);
+                if (window)
+                        h = count_below(hidden, h, a->n, end - window, &r);
         }
         for (; t < a->n; t++)
                 visible[t] = r.column;
+        for (; h < a->n; h++)
+                hidden[h] = window ? r.column : 0;
 }
 
 /* ---- scores ---- */
@@ -136,18 +167,19 @@ static void score_run(const struct kvd_attention *a, const struct scratch *s,
 /* Splits the columns into runs that need the same rotation of their queries. */
 static void score_rotated(const struct kvd_attention *a, const struct scratch *s,
                           const struct tile *tile) {
-        uint32_t from = 0, rotation = 0;
-        struct kvd_stretch r = {0};
+        struct kvd_stretch r = kvd_attend_begin(a);
+        uint32_t from = tile->from, rotation = 0;
 
-        while (kvd_attend_next(a, &r) && r.column < tile->columns) {
+        while (kvd_attend_next(a, &r) && r.column < tile->to) {
                 if (a->rotation[r.block] == rotation)
                         continue;
-                score_run(a, s, tile, from, r.column);
-                from = r.column;
+                if (r.column > from)
+                        score_run(a, s, tile, from, r.column);
+                from = MAX(from, r.column);
                 rotation = a->rotation[r.block];
                 place(a, s, tile, rotation);
         }
-        score_run(a, s, tile, from, tile->columns);
+        score_run(a, s, tile, from, tile->to);
 }
 
 static void score(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
@@ -160,23 +192,49 @@ static void score(const struct kvd_attention *a, const struct scratch *s, const 
         if (a->rotation)
                 score_rotated(a, s, tile);
         else
-                score_run(a, s, tile, 0, tile->columns);
+                score_run(a, s, tile, tile->from, tile->to);
 }
 
 /* ---- weights, sums, results ---- */
 
-/* Turns the scores that each row sees into e^(score - largest of the row), and sums them. */
+/* e^(sink - largest): infinite, and then all weights are 0, if the sink is larger by 88 or more. */
+static float sink_weight(const struct kvd_ops *ops, float sink, float largest) {
+        float two[] = {largest, sink};
+
+        ops->softmax(two, 2, 1.0f);
+        return two[1] / two[0];
+}
+
+/* Turns n scores of a query head into e^(score - largest). Returns their sum, with the sink's. */
+static float weigh_row(const struct kvd_attention *a, float *p, uint32_t n, uint32_t head) {
+        float scale = a->scale, largest;
+
+        if (n == 0)
+                return 0.0f;
+        if (a->cap > 0) {
+                a->ops->cap(p, n, scale, a->cap);
+                scale = 1.0f;
+        }
+        if (!a->sinks)
+                return a->ops->softmax(p, n, scale);
+        largest = scale * a->ops->largest(p, n);
+        return a->ops->softmax(p, n, scale) + sink_weight(a->ops, a->sinks[head], largest);
+}
+
 static void weigh(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
-        const uint32_t *visible = visible_of(a, s) + tile->token;
+        const uint32_t *visible = visible_of(a, s) + tile->token,
+                       *hidden = hidden_of(a, s) + tile->token;
         float *total = part(a, s->total);
 
         for (uint32_t r = 0; r < tile->rows; r++) {
                 float *p = part(a, s->scores) + r * s->ld;
-                uint32_t seen = visible[r / a->group];
+                uint32_t from = hidden[r / a->group], to = visible[r / a->group];
 
-                total[r] = seen == 0 ? 0.0f : a->ops->softmax(p, seen, a->scale);
-                if ((a->block_mass || a->token_mass) && seen > 0)
-                        kvd_attend_mass(a, p, total[r], seen);
+                total[r] = weigh_row(a, p + from, to - from, r % a->group);
+                if ((a->block_mass || a->token_mass) && to > from) {
+                        memset(p, 0, from * sizeof *p);
+                        kvd_attend_mass(a, p, total[r], to);
+                }
         }
 }
 
@@ -189,14 +247,20 @@ static void mix_rows(const struct kvd_attention *a, const struct scratch *s, uin
                             a->dim);
 }
 
+/* In the order of the columns: first those that only the first tokens see, then those that all see. */
 static void mix(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
-        const uint32_t *visible = visible_of(a, s) + tile->token;
+        const uint32_t *visible = visible_of(a, s) + tile->token,
+                       *hidden = hidden_of(a, s) + tile->token;
+        uint32_t from = hidden[tile->n - 1], to = MAX(from, visible[0]);
         float *sum = part(a, s->sum);
 
         memset(sum, 0, tile->rows * kvd_attend_sum(a->dim) * sizeof *sum);
-        mix_rows(a, s, 0, tile->rows, 0, visible[0]);
-        for (uint32_t i = 1; i < tile->n; i++)
-                mix_rows(a, s, i * a->group, a->group, visible[0], visible[i]);
+        for (uint32_t i = 0; hidden[i] < from; i++)
+                mix_rows(a, s, i * a->group, a->group, hidden[i], MIN(from, visible[i]));
+        mix_rows(a, s, 0, tile->rows, from, to);
+        for (uint32_t i = 0; i < tile->n; i++)
+                if (visible[i] > to)
+                        mix_rows(a, s, i * a->group, a->group, to, visible[i]);
 }
 
 static void deliver(const struct kvd_attention *a, const struct scratch *s,
@@ -218,7 +282,8 @@ void kvd_attend(const struct kvd_attention *a) {
         for (; tile.token < a->n; tile.token += tile.n) {
                 tile.n = MIN(tile_tokens(a), a->n - tile.token);
                 tile.rows = tile.n * a->group;
-                tile.columns = visible_of(a, &s)[tile.token + tile.n - 1];
+                tile.from = hidden_of(a, &s)[tile.token];
+                tile.to = visible_of(a, &s)[tile.token + tile.n - 1];
                 score(a, &s, &tile);
                 weigh(a, &s, &tile);
                 mix(a, &s, &tile);

@@ -38,6 +38,7 @@ struct kvd_attention {
          * were filled before the call.
          */
         uint32_t first;  /* position of token 0 */
+        uint32_t window; /* causal: a token sees only the last window positions up to its own */
         uint32_t n_keys; /* if not 0, bidirectional: every token sees positions [0, n_keys) */
         /* token-sparse: only these of the positions above; strictly ascending; NULL: all */
         const uint32_t *chosen;
@@ -47,6 +48,9 @@ struct kvd_attention {
         uint32_t n;     /* tokens */
         uint32_t group; /* query heads */
         float scale;    /* > 0 */
+        float cap;      /* soft cap: cap tanh(scale q k / cap) instead of scale q k */
+        /* [group]: a score per query head that takes weight, and has no value; NULL: none */
+        const float *sinks;
         const float *q;
         size_t ldq;
         float *out;
@@ -63,7 +67,7 @@ struct kvd_attention {
         /*
          * Attention mass, summed over the queries and query heads of the call and added to the
          * previous contents (per block: mass_b = l_b exp(m_b - m) / l). A query that sees anything
-         * adds 1 in total. NULL: not computed.
+         * adds 1 in total, less what its sink takes. NULL: not computed.
          */
         float *block_mass; /* per block */
         float *token_mass; /* per position */
@@ -75,8 +79,8 @@ void kvd_attend(const struct kvd_attention *a);
 
 /*
  * Number of floats of scratch memory that kvd_attend needs. It depends on n, group, dim, first,
- * n_keys, n_chosen and on whether rotation is set, and is the same for every head. It grows with n,
- * first, n_keys and n_chosen.
+ * n_keys, n_chosen, window and on whether rotation is set, and is the same for every head. It grows
+ * with n, first, n_keys and n_chosen.
  */
 size_t kvd_attend_scratch(const struct kvd_attention *a);
 

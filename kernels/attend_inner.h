@@ -16,10 +16,16 @@ struct kvd_stretch {
         uint32_t next; /* where to continue: a block, or an index into the chosen list */
 };
 
-/* Number of positions that the call's last token sees. */
+/* One past the last position that the call's last token sees. */
 uint32_t kvd_attend_keys(const struct kvd_attention *a);
 
-/* Iterates from {0}: true for every stretch, then false with column one past the last. */
+/* Number of positions up to its own that a token sees; 0: all. */
+uint32_t kvd_attend_window(const struct kvd_attention *a);
+
+/* Where kvd_attend_next() begins: at the first block of a window, if there is one. */
+struct kvd_stretch kvd_attend_begin(const struct kvd_attention *a);
+
+/* Iterates: true for every stretch, then false with column one past the last. */
 bool kvd_attend_next(const struct kvd_attention *a, struct kvd_stretch *r);
 
 /* rotated = q, rows of dim floats without gaps, rotated by rotation number rotation > 0. */

@@ -17,6 +17,19 @@ uint32_t kvd_attend_keys(const struct kvd_attention *a) {
         return a->n_keys ? a->n_keys : a->first + a->n;
 }
 
+uint32_t kvd_attend_window(const struct kvd_attention *a) {
+        return a->n_keys ? 0 : a->window;
+}
+
+struct kvd_stretch kvd_attend_begin(const struct kvd_attention *a) {
+        uint32_t window = kvd_attend_window(a);
+        struct kvd_stretch r = {0};
+
+        if (window && !a->chosen && a->first >= window)
+                r.next = (a->first + 1 - window) / a->block_tokens;
+        return r;
+}
+
 static bool next_dense(const struct kvd_attention *a, struct kvd_stretch *r) {
         uint32_t n_keys = kvd_attend_keys(a), n_blocks = DIV_UP(n_keys, a->block_tokens);
 
@@ -124,7 +137,7 @@ static float sum_weights(const float *p, uint32_t n) {
 
 void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total,
                      uint32_t n_columns) {
-        struct kvd_stretch r = {0};
+        struct kvd_stretch r = kvd_attend_begin(a);
 
         while (kvd_attend_next(a, &r) && r.column < n_columns) {
                 uint32_t n = MIN(r.n, n_columns - r.column);

@@ -90,6 +90,12 @@ struct kvd_ops {
         /* y += x */
         void (*add)(float *y, const float *x, size_t n);
 
+        /* x = cap * tanh(scale * x / cap), cap > 0 */
+        void (*cap)(float *x, uint32_t n, float scale, float cap);
+
+        /* The largest of x, n > 0. */
+        float (*largest)(const float *x, uint32_t n);
+
         /*
          * x = exp(scale * x - max(scale * x)), scale > 0, n > 0; returns the sum (order "lanes").
          */

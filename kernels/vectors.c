@@ -175,6 +175,19 @@ static void add(float *y, const float *x, size_t n) {
                        (uint32_t)here);
 }
 
+/* tanh x = 1 - 2 / (e^2x + 1) */
+static void cap(float *x, uint32_t n, float scale, float most) {
+        lanes one = lanes_set(1.0f), factor = lanes_set(2.0f * scale / most);
+
+        EACH_16(i, here, n) {
+                lanes e = lanes_exp(lanes_mul(lanes_load_to(x + i, (uint32_t)here), factor));
+                lanes part = lanes_div(lanes_set(2.0f * most), lanes_add(e, one));
+
+                lanes_store_to(x + i, lanes_fma(lanes_set(-1.0f), part, lanes_set(most)),
+                               (uint32_t)here);
+        }
+}
+
 static float largest(const float *x, uint32_t n) {
         lanes max = lanes_set(x[0]), other = max;
         uint32_t i = 0;
@@ -273,6 +286,8 @@ const struct kvd_ops KVD_VARIANT(kvd_ops) = {
         .rope = rope,
         .swiglu = swiglu,
         .add = add,
+        .cap = cap,
+        .largest = largest,
         .softmax = softmax,
         .widen = widen,
         .narrow = narrow,

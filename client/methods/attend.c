@@ -185,7 +185,7 @@ int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_ta
 /* ---- attention ------------------------------------------------------------------------------- */
 
 static struct kvd_attention describe(const struct layer *l, const struct kvd_table *t,
-                                     uint32_t heads, float scale) {
+                                     const struct kvd_heads *heads) {
         const struct kvd_shape *g = l->geometry;
 
         return (struct kvd_attention){
@@ -195,30 +195,36 @@ static struct kvd_attention describe(const struct layer *l, const struct kvd_tab
                 .block_tokens = g->block_tokens,
                 .dim = g->head_dim,
                 .first = t->first,
+                .window = heads->window,
                 .n = t->n,
-                .group = heads / g->kv_heads,
-                .scale = scale,
+                .group = heads->heads / g->kv_heads,
+                .scale = heads->scale,
+                .cap = heads->cap,
         };
 }
 
 /* All KV heads, one after the other. */
-static void attend(const struct layer *l, struct kvd_attention *a, const float *q, float *out) {
+static void attend(const struct layer *l, struct kvd_attention *a, const float *sinks,
+                   const float *q, float *out) {
         for (uint32_t h = 0; h < l->geometry->kv_heads; h++) {
                 a->k_offset = l->keys + h * l->at.head_stride;
                 a->v_offset = l->values + h * l->at.head_stride;
                 a->q = q + (size_t)h * a->group * a->dim;
                 a->out = out + (size_t)h * a->group * a->dim;
+                a->sinks = sinks ? sinks + (size_t)h * a->group : NULL;
                 kvd_attend(a);
         }
 }
 
-static int check_heads(const struct kvd_shape *g, uint32_t heads, float scale) {
+static int check_heads(const struct kvd_shape *g, const struct kvd_heads *heads) {
         if (g->rope == KVD_ROPE_PRE)
                 return client_fail(-EINVAL, "the space's keys are stored before their rotation");
-        if (heads == 0 || heads % g->kv_heads != 0)
-                return client_fail(-EINVAL, "%u query heads do not share %u KV heads evenly", heads,
-                                   g->kv_heads);
-        return scale > 0 ? 0 : client_fail(-EINVAL, "the scale must be more than 0");
+        if (heads->heads == 0 || heads->heads % g->kv_heads != 0)
+                return client_fail(-EINVAL, "%u query heads do not share %u KV heads evenly",
+                                   heads->heads, g->kv_heads);
+        if (!(heads->cap >= 0))
+                return client_fail(-EINVAL, "the soft cap must be 0 or more");
+        return heads->scale > 0 ? 0 : client_fail(-EINVAL, "the scale must be more than 0");
 }
 
 /* The table's addresses, at the start of the scratch memory. */
@@ -247,7 +253,7 @@ static int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
 }
 
 static int attend_in(struct scratch **s, const struct layer *l, const struct kvd_table *t,
-                     struct kvd_attention *a, const float *q, float *out) {
+                     struct kvd_attention *a, const float *sinks, const float *q, float *out) {
         uint32_t n_blocks = DIV_UP(t->first + t->n, a->block_tokens);
         size_t used = ALIGN_UP(n_blocks * sizeof(uint8_t *), LINE);
         int r = find_blocks(l, t, n_blocks, (uint8_t **)(*s)->data);
@@ -260,12 +266,12 @@ static int attend_in(struct scratch **s, const struct layer *l, const struct kvd
                 return r;
         a->blocks = (const uint8_t *const *)(*s)->data;
         a->scratch = (float *)((*s)->data + used);
-        attend(l, a, q, out);
+        attend(l, a, sinks, q, out);
         return 0;
 }
 
 int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
-                        uint32_t heads, float scale, const float *q, size_t ldq, float *out,
+                        const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                         size_t ldo) {
         struct kvd_attention a;
         struct scratch *s;
@@ -273,16 +279,16 @@ int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kv
         int r = find_layer(space, layer, t, &l);
 
         if (r == 0)
-                r = check_heads(l.geometry, heads, scale);
+                r = check_heads(l.geometry, heads);
         if (r < 0)
                 return r;
-        a = describe(&l, t, heads, scale);
+        a = describe(&l, t, heads);
         a.ldq = ldq;
         a.ldo = ldo;
         s = scratch_take(space, ALIGN_UP(t->n_blocks * sizeof(uint8_t *), LINE));
         if (!s)
                 return client_fail(-ENOMEM, "no memory for a table of %u blocks", t->n_blocks);
-        r = attend_in(&s, &l, t, &a, q, out);
+        r = attend_in(&s, &l, t, &a, heads->sinks, q, out);
         scratch_put(space, s);
         return r;
 }

@@ -20,6 +20,8 @@ enum { USUAL_KEYS = 200, MOST_KEYS = 1400 };
 struct form {
         uint32_t n_keys, first, n, group, dim, block_tokens;
         bool both_ways, sparse, holes, rotated;
+        bool capped, sinks;
+        uint32_t window;
         enum kvd_number type;
 };
 
@@ -113,6 +115,9 @@ static struct scene make_scene(const struct form *f) {
                 .n = f->n,
                 .group = f->group,
                 .scale = 1.0f / sqrtf((float)f->dim),
+                .window = f->window,
+                .cap = f->capped ? 3.0f : 0.0f,
+                .sinks = f->sinks ? random_floats(f->group) : NULL,
                 .q = s.q,
                 .ldq = width,
                 .ldo = width,
@@ -196,6 +201,9 @@ static struct form random_form(uint32_t options) {
                 .sparse = options & 2,
                 .holes = options & 4,
                 .rotated = options & 8,
+                .capped = random_u32() % 4 == 0,
+                .sinks = random_u32() % 3 == 0,
+                .window = random_u32() % 2 ? 1 + random_u32() % 90 : 0,
                 .type = random_u32() % 3 + KVD_NUMBER_F32,
         };
 
@@ -255,14 +263,16 @@ END_TEST
 
 /* Makes a scene that holds only what the last token of s sees, one block after the other. */
 static struct scene compacted(const struct scene *s, uint32_t *n) {
+        uint32_t window = s->call.n_keys ? 0 : s->form.window;
         struct form f = s->form;
         struct scene c;
 
         f.sparse = f.holes = f.rotated = f.both_ways = false;
+        f.window = 0;
         c = make_scene(&f);
         *n = 0;
         for (uint32_t i = 0; i < f.n_keys; i++) {
-                if (!s->stored[i])
+                if (!s->stored[i] || (window && i + window < f.n_keys))
                         continue;
                 memcpy(c.k + (size_t)*n * f.dim, s->k + (size_t)i * f.dim, f.dim * sizeof *c.k);
                 memcpy(c.v + (size_t)*n * f.dim, s->v + (size_t)i * f.dim, f.dim * sizeof *c.v);
@@ -287,6 +297,7 @@ START_TEST(what_is_left_out_leaves_no_trace) {
                 if (n == 0)
                         continue;
                 memcpy(c.q, s.q, f.group * f.dim * sizeof *s.q);
+                c.call.sinks = s.call.sinks;
                 c.call.first = n - 1; /* everything stored is visible to the token */
                 r = attend(&s, kvd_ops_pick(NULL), 1);
                 plain = attend(&c, kvd_ops_pick(NULL), 1);

@@ -98,6 +98,7 @@ START_TEST(tables_have_no_holes) {
                 ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->rmsnorm);
                 ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen &&
                           (*v)->narrow);
+                ck_assert((*v)->cap && (*v)->largest);
                 ck_assert((*v)->copy_nt);
                 ck_assert((*v)->bicache && (*v)->block && (*v)->hshare && (*v)->keydiff);
                 ck_assert((*v)->memshare && (*v)->sketch && (*v)->attend);
@@ -166,6 +167,15 @@ static void vectors_case(const struct kvd_ops *v, uint32_t n) {
         scalar->swiglu(expected, x, w, n);
         v->swiglu(got, x, w, n);
         assert_same_bits(expected, got, n, v->name);
+
+        memcpy(expected, x, n * sizeof *x);
+        memcpy(got, x, n * sizeof *x);
+        scalar->cap(expected, n, 0.7f, 50.0f);
+        v->cap(got, n, 0.7f, 50.0f);
+        assert_same_bits(expected, got, n, v->name);
+        for (uint32_t i = 0; i < n; i++)
+                ck_assert_float_eq_tol(got[i], 50.0f * tanhf(0.7f * x[i] / 50.0f), 2e-5f);
+        ck_assert_float_eq(scalar->largest(x, n), v->largest(x, n));
 
         scalar->add(expected, x, n);
         v->add(got, x, n);

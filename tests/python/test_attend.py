@@ -11,20 +11,23 @@ QUERIES = 2 * HEADS
 SCALE = 0.3
 
 
-def expected(q, k, v, first):
+def expected(q, k, v, first, window=1000, cap=0, sinks=(-np.inf,) * QUERIES if np else None):
     """[n, queries, dim]"""
     out = np.empty_like(q)
     for i, rows in enumerate(q):
         for head, row in enumerate(rows):
-            keys, values = (it[:first + i + 1, head // 2].astype("f8") for it in (k, v))
-            weights = np.exp(SCALE * keys @ row)
-            out[i, head] = weights @ values / weights.sum()
+            end = first + i + 1
+            keys, values = (it[max(0, end - window):end, head // 2].astype("f8") for it in (k, v))
+            scores = SCALE * keys @ row
+            weights = np.exp(cap * np.tanh(scores / cap) if cap else scores)
+            out[i, head] = weights @ values / (weights.sum() + np.exp(sinks[head]))
     return out
 
 
-def attend(table, layer, q, first):
+def attend(table, layer, q, first, **form):
     out = np.full_like(q, np.nan)
-    table.attend(layer, first, len(q), QUERIES, SCALE, q.ctypes.data, QUERIES * DIM, out.ctypes.data, QUERIES * DIM)
+    table.attend(layer, first, len(q), QUERIES, SCALE, q.ctypes.data, QUERIES * DIM, out.ctypes.data, QUERIES * DIM,
+                 **form)
     return out
 
 
@@ -50,8 +53,13 @@ def test_prefix_and_new_blocks(space):
         at = 2 * TOKENS
         table.write(layer, at, n - at, k[layer, at:].ctypes.data, v[layer, at:].ctypes.data, HEADS * DIM)
         assert np.allclose(attend(table, layer, q[at:], at), expected(q[at:], k[layer], v[layer], at), atol=1e-5)
+        sinks = r.standard_normal(QUERIES, dtype="f4")
+        got = attend(table, layer, q[at:], at, window=9, cap=2.0, sinks=sinks.ctypes.data)
+        assert np.allclose(got, expected(q[at:], k[layer], v[layer], at, 9, 2.0, sinks), atol=1e-5)
         with raises(kvd.Invalid, "not being filled"):
             table.write(layer, 0, 1, k.ctypes.data, v.ctypes.data, HEADS * DIM)
+    with raises(kvd.Invalid, "soft cap"):
+        attend(table, 0, q[:1], 0, cap=-1.0)
     with raises(kvd.Invalid, "table of 3 blocks"):
         attend(table, 0, q, 2 * TOKENS)
     space.free(more)

@@ -8,7 +8,7 @@ from ctypes import c_uint32
 from typing import TYPE_CHECKING, Sequence
 
 from ._block import Block
-from ._native import TableStruct, check, lib, number
+from ._native import HeadsStruct, TableStruct, check, lib, number
 from ._pin import Pin
 
 if TYPE_CHECKING:
@@ -86,13 +86,17 @@ class Table:
             check(result)
 
     def attend(self, layer: int, first: int, n: int, heads: int, scale: float, q: int, ldq: int, out: int,
-               ldo: int) -> None:
+               ldo: int, *, window: int = 0, cap: float = 0.0, sinks: int = 0) -> None:
         """Compute causal attention from n tokens at position first to all positions up to their own. Queries and
-        results are [n, heads, head_dim], with rows ldq and ldo floats apart."""
+        results are [n, heads, head_dim], with rows ldq and ldo floats apart.
+
+        window: a token sees only the last window positions up to its own; 0: all. cap: scores are cap * tanh(scale * q . k
+        / cap); 0: they are not. sinks: address of a score per query head that takes weight and has no value; 0: none."""
         row = number("heads", heads) * self._dim
         _check_row(ldq, row, n)
         _check_row(ldo, row, n)
         self._struct.first, self._struct.n = number("first", first), number("n", n)
-        result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, heads, scale, q, ldq, out, ldo)
+        form = HeadsStruct(heads, number("window", window), scale, cap, sinks or None)
+        result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, form, q, ldq, out, ldo)
         if result:
             check(result)

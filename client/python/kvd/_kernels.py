@@ -86,10 +86,11 @@ class BTable(Structure):
 class Attention(Structure):
     _fields_ = [("ops", c_void_p), ("blocks", POINTER(c_void_p)), ("k_offset", c_size_t), ("v_offset", c_size_t),
                 ("stride", c_size_t), ("type", c_int), ("block_tokens", c_uint32), ("dim", c_uint32),
-                ("first", c_uint32), ("n_keys", c_uint32), ("chosen", c_void_p), ("n_chosen", c_uint32),
-                ("n", c_uint32), ("group", c_uint32), ("scale", c_float), ("q", c_void_p), ("ldq", c_size_t),
-                ("out", c_void_p), ("ldo", c_size_t), ("rotation", c_void_p), ("rotations", c_void_p),
-                ("block_mass", c_void_p), ("token_mass", c_void_p), ("scratch", c_void_p)]
+                ("first", c_uint32), ("window", c_uint32), ("n_keys", c_uint32), ("chosen", c_void_p),
+                ("n_chosen", c_uint32), ("n", c_uint32), ("group", c_uint32), ("scale", c_float), ("cap", c_float),
+                ("sinks", c_void_p), ("q", c_void_p), ("ldq", c_size_t), ("out", c_void_p), ("ldo", c_size_t),
+                ("rotation", c_void_p), ("rotations", c_void_p), ("block_mass", c_void_p), ("token_mass", c_void_p),
+                ("scratch", c_void_p)]
 
 
 class CudaKeys(Structure):

@@ -37,6 +37,10 @@ class TableStruct(Structure):
     _fields_ = [("view", c_void_p), ("blocks", c_void_p), ("n_blocks", c_uint32), ("first", c_uint32), ("n", c_uint32)]
 
 
+class HeadsStruct(Structure):
+    _fields_ = [("heads", c_uint32), ("window", c_uint32), ("scale", c_float), ("cap", c_float), ("sinks", c_void_p)]
+
+
 class BlockStruct(Structure):
     _fields_ = [("data", c_void_p), ("view", c_void_p), ("id", c_uint32), ("generation", c_uint32)]
 
@@ -184,7 +188,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_prefix_sample": (c_int, (_HANDLE, c_uint32, c_uint32, _BLOCKS, c_uint32)),
 
     "kvd_paged_write": (c_int, (_HANDLE, c_uint32, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t)),
-    "kvd_paged_attention": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_uint32, c_float, _ADDRESS, ctypes.c_size_t, _ADDRESS,
+    "kvd_paged_attention": (c_int, (_HANDLE, c_uint32, _ADDRESS, POINTER(HeadsStruct), _ADDRESS, ctypes.c_size_t, _ADDRESS,
                                     ctypes.c_size_t)),
 }
 

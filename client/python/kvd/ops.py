@@ -577,7 +577,8 @@ def _chosen(chosen: Array | None, heads: int, slots: int) -> Any:
 
 def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None, causal: bool = True,
               chosen: Array | None = None, deltas: Array | None = None, theta: float = 1e4,
-              scale: float | None = None) -> tuple[Array, Array, Array]:
+              scale: float | None = None, window: int = 0, cap: float = 0.0,
+              sinks: Array | None = None) -> tuple[Array, Array, Array]:
     """Compute attention over blocks in place, and the attention that each block and token receives.
 
     q: float32 [queries, query heads, dim], query heads in groups, one group per head. pool: [blocks, 2, heads, block
@@ -586,6 +587,8 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     tokens up to their own. chosen: integers [heads, m], ascending: only these positions are seen. deltas: integers [n]:
     how far each block is from the positions that its keys were computed for; queries are rotated by -delta for it,
     pairs (i, i + dim / 2) by theta^(-2 i / dim) radians per position. scale: factor of q . k (None: 1 / sqrt(dim)).
+    window: causal queries see only the last window positions up to their own (0: all). cap: scores are cap * tanh(scale *
+    q . k / cap) (0: they are not). sinks: float32 [query heads], scores that take weight and have no value.
 
     Returns float32 [queries, query heads, dim], zeros for a query that sees nothing; and the attention of blocks
     [heads, n] and of positions [heads, n * block tokens], summed over queries and the query heads of a group.
@@ -606,11 +609,14 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     (blocks, n), group = _table_of(p, table), query_heads // heads
     n_keys = n * size if tokens is None else tokens
     _need(0 < n_keys <= n * size and (not causal or queries <= n_keys), f"the table has room for {n * size} tokens")
-    positions = _chosen(chosen, heads, n * size)
+    _need(window >= 0 and cap >= 0, "window and cap must be 0 or more")
+    positions, sink = _chosen(chosen, heads, n * size), np.ascontiguousarray([] if sinks is None else sinks, np.float32)
+    _need(sinks is None or sink.shape == (query_heads,), f"there must be {query_heads} sinks, one per query head")
     out, mass, of_token = (np.zeros(it, np.float32) for it in (x.shape, (heads, n), (heads, n * size)))
     a = native.Attention(ops=pick(_variant).address, blocks=blocks, stride=dim, type=p.number, block_tokens=size,
                          dim=dim, first=n_keys - queries if causal else 0, n_keys=0 if causal else n_keys, n=queries,
-                         group=group, scale=scale or dim ** -0.5, ldq=query_heads * dim, ldo=query_heads * dim)
+                         group=group, scale=scale or dim ** -0.5, window=window, cap=cap, ldq=query_heads * dim,
+                         ldo=query_heads * dim)
     rotation, rotations = np.zeros(n, np.uint32), np.zeros((n, dim), np.float32)
     if deltas is not None:
         moved, w = np.ascontiguousarray(deltas, np.int32), np.float32(theta ** (-2 * np.arange(dim // 2) / dim))
@@ -626,5 +632,6 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
         a.q, a.out = x.pointer + 4 * h * group * dim, at(out) + 4 * h * group * dim
         a.chosen = None if positions is None else at(positions[h])
         a.block_mass, a.token_mass = at(mass[h]), at(of_token[h])
+        a.sinks = None if sinks is None else at(sink[h * group:])
         lib.kvd_attend(byref(a))
     return given(out, q), given(mass, q), given(of_token, q)

@@ -26,20 +26,27 @@ float reference_rounded(float x, uint32_t dtype) {
         return dtype == KVD_F32 ? x : dtype == KVD_F16 ? rounded_f16(x) : rounded_bf16(x);
 }
 
-void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head,
-                      float scale, const float *q, double *out) {
+void reference_attend(const struct history *h, uint32_t position, const struct kvd_heads *heads,
+                      uint32_t head, const float *q, double *out) {
         const struct kvd_geometry *g = h->geometry;
         size_t width = (size_t)g->kv_heads * g->head_dim,
-               at = (size_t)(head / (heads / g->kv_heads)) * g->head_dim;
-        double *score = calloc(position + 1, sizeof *score), most = -INFINITY, total = 0;
+               at = (size_t)(head / (heads->heads / g->kv_heads)) * g->head_dim;
+        uint32_t first = heads->window && heads->window <= position ? position + 1 - heads->window :
+                                                                      0;
+        double *score = calloc(position + 1, sizeof *score),
+               most = heads->sinks ? heads->sinks[head] : -INFINITY, total = 0;
 
         memset(out, 0, g->head_dim * sizeof *out);
-        for (uint32_t p = 0; p <= position; p++) {
+        for (uint32_t p = first; p <= position; p++) {
                 for (uint32_t d = 0; d < g->head_dim; d++)
-                        score[p] += (double)scale * q[d] * h->k[p * width + at + d];
+                        score[p] += (double)heads->scale * q[d] * h->k[p * width + at + d];
+                if (heads->cap > 0)
+                        score[p] = heads->cap * tanh(score[p] / heads->cap);
                 most = fmax(most, score[p]);
         }
-        for (uint32_t p = 0; p <= position; p++) {
+        if (heads->sinks)
+                total = exp(heads->sinks[head] - most);
+        for (uint32_t p = first; p <= position; p++) {
                 double weight = exp(score[p] - most);
 
                 total += weight;

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "client/kvd.h"
+#include "client/kvd_attend.h"
 
 struct history { /* of one layer; rows [position][kv_heads][head_dim] */
         const struct kvd_geometry *geometry;
@@ -20,7 +20,7 @@ struct history { /* of one layer; rows [position][kv_heads][head_dim] */
 float reference_rounded(float x, uint32_t dtype);
 
 /* The result of one query head at a position. */
-void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head,
-                      float scale, const float *q, double *out);
+void reference_attend(const struct history *h, uint32_t position, const struct kvd_heads *heads,
+                      uint32_t head, const float *q, double *out);
 
 #endif

@@ -159,20 +159,20 @@ static void write_tokens(uint32_t layer, const struct history *h, uint32_t first
         free(v);
 }
 
-static void expect_attention(uint32_t layer, const struct history *h, uint32_t heads,
-                             uint32_t first, uint32_t n) {
-        size_t width = (size_t)heads * geometry.head_dim, ldq = width + PAD, ldo = width + 2 * PAD;
+static void expect_heads(uint32_t layer, const struct history *h, const struct kvd_heads *heads,
+                         uint32_t first, uint32_t n) {
+        size_t width = (size_t)heads->heads * geometry.head_dim, ldq = width + PAD,
+               ldo = width + 2 * PAD;
         float *q = random_floats(n * ldq), *out = malloc(n * ldo * sizeof *out);
-        float scale = 1.7f / sqrtf((float)geometry.head_dim);
         struct kvd_table t = table(first, n);
         double expected[128];
 
         memset(out, 0xff, n * ldo * sizeof *out);
-        ck_assert_msg(kvd_paged_attention(space, layer, &t, heads, scale, q, ldq, out, ldo) == 0,
-                      "%s", kvd_error());
+        ck_assert_msg(kvd_paged_attention(space, layer, &t, heads, q, ldq, out, ldo) == 0, "%s",
+                      kvd_error());
         for (uint32_t i = 0; i < n; i++) {
-                for (uint32_t head = 0; head < heads; head++) {
-                        reference_attend(h, first + i, heads, head, scale,
+                for (uint32_t head = 0; head < heads->heads; head++) {
+                        reference_attend(h, first + i, heads, head,
                                          q + i * ldq + head * geometry.head_dim, expected);
                         for (uint32_t d = 0; d < geometry.head_dim; d++)
                                 ck_assert_double_eq_tol(out[i * ldo + head * geometry.head_dim + d],
@@ -183,6 +183,30 @@ static void expect_attention(uint32_t layer, const struct history *h, uint32_t h
         }
         free(q);
         free(out);
+}
+
+/* In all forms: windows that end in a block, before the sequence, or have one token; caps; sinks. */
+static void expect_attention(uint32_t layer, const struct history *h, uint32_t heads,
+                             uint32_t first, uint32_t n) {
+        static const uint32_t windows[] = {0, 1, 3, 19, 1000};
+        struct kvd_heads form = {.heads = heads, .scale = 1.7f / sqrtf((float)geometry.head_dim)};
+        float *sinks = random_floats(heads);
+
+        sinks[0] = -100.0f; /* as good as none, or more than all scores */
+        sinks[heads - 1] = 120.0f;
+        for (uint32_t i = 0; i < ARRAY_SIZE(windows); i++) {
+                form.window = windows[i];
+                form.cap = 0.0f;
+                form.sinks = NULL;
+                expect_heads(layer, h, &form, first, n);
+                form.cap = 0.7f;
+                expect_heads(layer, h, &form, first, n);
+                form.sinks = sinks;
+                expect_heads(layer, h, &form, first, n);
+                form.cap = 0.0f;
+                expect_heads(layer, h, &form, first, n);
+        }
+        free(sinks);
 }
 
 static void round_history(struct history *h, uint32_t n) {
@@ -266,11 +290,15 @@ static int write_one(uint32_t layer, struct kvd_table t) {
         return kvd_paged_write(space, layer, &t, zeros, zeros, 16);
 }
 
-static int attend_one(struct kvd_table t, uint32_t heads, float scale) {
+static int attend_as(struct kvd_table t, const struct kvd_heads *heads) {
         static const float q[64];
         float out[64];
 
-        return kvd_paged_attention(space, 0, &t, heads, scale, q, 64, out, 64);
+        return kvd_paged_attention(space, 0, &t, heads, q, 64, out, 64);
+}
+
+static int attend_one(struct kvd_table t, uint32_t heads, float scale) {
+        return attend_as(t, &(struct kvd_heads){.heads = heads, .scale = scale});
 }
 
 START_TEST(what_has_no_place_is_refused) {
@@ -287,6 +315,8 @@ START_TEST(what_has_no_place_is_refused) {
         expect_refused(attend_one(table(0, 1), 0, 1.0f), "0 query heads");
         expect_refused(attend_one(table(0, 1), 2, 0.0f), "scale");
         expect_refused(attend_one(table(0, 1), 2, NAN), "scale");
+        expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, -1.0f, NULL}), "cap");
+        expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, NAN, NULL}), "cap");
         t = table(0, 1);
         t.view = &t;
         expect_refused(attend_one(t, 2, 1.0f), "view");

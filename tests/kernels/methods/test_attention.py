@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over blocks against numpy: causal or not, over chosen positions, over tables with holes, with blocks made
-at other positions, with the mass per block and token."""
+at other positions, in windows, with soft caps and sinks, with the mass per block and token."""
 import itertools
 
 import numpy as np
@@ -9,11 +9,13 @@ from kernels import bf16, ops, variants, wide
 from toy import rope
 
 
-def oracle(q, k, v, seen):
+def oracle(q, k, v, seen, cap=0.0, sink=-np.inf):
     """Of one query head: results, and the weights of the positions. seen: [query, position]."""
-    s = np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
-    e = np.exp(s - np.where(seen, s, -1e9).max(1, keepdims=True)) * seen
-    p = e / np.maximum(e.sum(1, keepdims=True), 1e-300)
+    s = q @ k.T / np.sqrt(q.shape[1])
+    s = np.where(seen, cap * np.tanh(s / cap) if cap else s, -np.inf)
+    most = np.maximum(np.where(seen, s, -1e9).max(1, keepdims=True), sink)
+    e = np.exp(s - most) * seen
+    p = e / np.maximum(e.sum(1, keepdims=True) + np.exp(sink - most), 1e-300)
     return p @ v, p
 
 
@@ -36,9 +38,12 @@ def check(rng, causal, sparse, holes, moved):
     q = rng.standard_normal((n, heads * group, dim)).astype(np.float32) * 4
     at = np.arange(n_blocks * size)
     seen = np.tile(at < tokens, (heads, n, 1))
-    how = dict(tokens=tokens, causal=causal)
+    how = dict(tokens=tokens, causal=causal, window=int(rng.integers(0, 2) * rng.integers(1, tokens + 9)),
+               cap=float(rng.integers(0, 2) * 3), sinks=[None, rng.normal(0, 3, heads * group)][rng.integers(2)])
+    sinks = np.full(heads * group, -np.inf) if how["sinks"] is None else how["sinks"].astype(np.float32)
     if causal:
-        seen &= at <= tokens - n + np.arange(n)[:, None]
+        own = tokens - n + np.arange(n)[:, None]
+        seen &= (at <= own) & (at > own - (how["window"] or tokens))
     if sparse:
         how["chosen"] = np.array([np.sort(rng.choice(tokens, tokens // 3, replace=False)) for _ in range(heads)])
         for h in range(heads):
@@ -50,7 +55,7 @@ def check(rng, causal, sparse, holes, moved):
     if moved:
         how["deltas"] = rng.integers(-2, 3, n_blocks) * 16
         k = np.stack([rope(head, np.repeat(how["deltas"], size)) for head in k])
-    of_heads = [oracle(q[:, g].astype(np.float64), k[g // group], v[g // group], seen[g // group])
+    of_heads = [oracle(q[:, g].astype(np.float64), k[g // group], v[g // group], seen[g // group], how["cap"], sinks[g])
                 for g in range(heads * group)]
     want = np.stack([out for out, _ in of_heads], 1)
     weights = np.array([p for _, p in of_heads]).reshape(heads, group * n, -1).sum(1)
