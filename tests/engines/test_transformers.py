@@ -275,6 +275,144 @@ def test_a_full_pool_is_no_failure(server, space):
         small.check()
 
 
+# ---- batches, padding, windows -----------------------------------------------------------------------------------------
+
+
+def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """input_ids and attention_mask of a batch, with padding on the left."""
+    n = max(map(len, prompts))
+    return (torch.tensor([[0] * (n - len(it)) + it for it in prompts]),
+            torch.tensor([[0] * (n - len(it)) + [1] * len(it) for it in prompts]))
+
+
+def generate_batch(model, ids, mask, cache=None, n: int = NEW, **options) -> list[list[int]]:
+    out = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=n, min_new_tokens=n,
+                         do_sample=False, **options)
+    return out[:, ids.shape[1]:].tolist()
+
+
+def batch_in_place(model, space, ids, mask, **options) -> tuple[list[list[int]], int]:
+    with KvdCache(model, space, ids, attention_mask=mask) as cache:
+        return generate_batch(model, ids, mask, cache, **options), cache.found
+
+
+def test_rows_with_padding(server, space):
+    """Rows of a batch are found by others and by requests alone. The batch begins where the least is found."""
+    prompts = [document(9500 + n, n) for n in (200, 90, 33, 7, 200)]
+    prompts[4] = prompts[0][:100] + prompts[4][:100]    # it begins like another row
+    ids, mask = padded(prompts)
+    expected = generate_batch(alone, ids, mask)
+    in_place(space, prompts[1])
+    for found in (0, 190):      # the padding of the prompt of 90 tokens, and five of its blocks
+        assert batch_in_place(ours, space, ids, mask) == (expected, found)
+    for prompt, tokens in zip(prompts, expected):
+        assert in_place(space, prompt) == (tokens, (len(prompt) - 1) // 16 * 16)
+    longer, more = padded([prompt + tokens for prompt, tokens in zip(prompts, expected)])
+    assert batch_in_place(ours, space, longer, more) == (generate_batch(alone, longer, more), 206)
+    pair = torch.tensor([prompts[0], prompts[4]])
+    expected = generate_batch(alone, pair, None)
+    assert batch_in_place(ours, space, pair, None) == (expected, 192)
+    assert soon(lambda: held(server) == 0)
+
+
+def test_a_row_for_each_answer(server, space):
+    ids = torch.tensor([document(9510, 70)])
+    rows = ids.repeat_interleave(3, 0)
+    with KvdCache(ours, space, rows) as cache:
+        got = ours.generate(ids, past_key_values=cache, num_return_sequences=3, do_sample=True, top_k=1, max_new_tokens=8)
+    assert got[:, 70:].tolist() == [generate(alone, ids[0].tolist(), n=8)] * 3
+    assert space.match(ids[0].tolist()) == 64
+
+
+WINDOWS = {"Mistral": {"sliding_window": 40},
+           "Gemma2": {"sliding_window": 24, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8, "head_dim": 16},
+           "Gemma3Text": {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
+           "GptOss": {"sliding_window": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16},
+           "Olmo3": {"sliding_window": 33}, "Cohere2": {"sliding_window": 20}}
+
+
+def windowed(kind: str, implementation: str = "kvd"):
+    model = small(kind, implementation, num_key_value_heads=2, intermediate_size=64, **WINDOWS[kind])
+    for name, it in model.named_parameters():
+        if any(word in name for word in ("sinks", "embed", "lm_head", "q_proj", "k_proj", "v_proj")):
+            torch.nn.init.normal_(it, std=0.5)      # so that attention decides the next token
+    return model
+
+
+def logits(model, ids, mask, cache=None) -> torch.Tensor:
+    first = cache.found if cache else 0
+    positions = (mask.cumsum(1) - 1).clamp(0)[:, first:]
+    with torch.no_grad():
+        return model(ids[:, first:], attention_mask=mask, position_ids=positions, past_key_values=cache).logits
+
+
+def test_windows_soft_caps_and_sinks(server, space):
+    """Against transformers' own eager attention, over several windows; rows with padding, too."""
+    ids, mask = padded([document(9520, 130), document(9521, 61), document(9522, 15)])
+    for kind in WINDOWS:
+        torch.manual_seed(2)
+        plain = windowed(kind, "eager")
+        model = windowed(kind)
+        model.load_state_dict(plain.state_dict())
+        expected, tokens = logits(plain, ids, mask), generate_batch(plain, ids, mask)
+        long = document(9520, 130)
+        with open_space(space.daemon, model) as own:
+            expect(ValueError, "sliding", load_prefix, own, model, long)
+            for found in (0, 128):      # the window of a row's last tokens begins behind its found prefix, or in it
+                with KvdCache(model, own, ids, attention_mask=mask) as cache:
+                    assert cache.found == (115 if found else 0), kind
+                    error = (logits(model, ids, mask, cache) - expected[:, cache.found:])[mask[:, cache.found:] > 0]
+                assert error.abs().max() < TOLERANCE, (kind, found, error.abs().max())
+                assert batch_in_place(model, own, ids, mask) == (tokens, 115), kind
+                with KvdCache(model, own, long) as cache:
+                    assert cache.found == 128 and generate(model, long, cache) == tokens[0], kind
+        assert logits(model, ids, mask).sub(expected)[mask > 0].abs().max() < TOLERANCE     # without a cache of ours
+        assert len({tuple(it) for it in tokens}) == 3
+
+
+def test_a_batch_goes_on_in_private_memory(server, space):
+    """A full pool, and a daemon that is killed in the middle: with padding, prefixes of different lengths, windows."""
+    for kind in ("GptOss", "Gemma2"):
+        model, plain = windowed(kind), windowed(kind, "eager")
+        plain.load_state_dict(model.state_dict())
+        ids, mask = padded([document(9530, 130), document(9531, 61), document(9532, 30)])
+        expected = generate_batch(plain, ids, mask, n=200)
+        with daemon("--pool", "64M") as own, kvd.connect(own.socket) as connection:
+            with open_space(connection, model, max_blocks=60) as room:
+                held_by_others = room.alloc(20)
+                batch_in_place(model, room, ids[1:2, 69:], None, n=1)
+                for _ in range(2):
+                    with KvdCache(model, room, ids, attention_mask=mask) as cache:
+                        assert generate_batch(model, ids, mask, cache, n=200) == expected and cache.private
+                room.free(held_by_others)
+            with open_space(connection, model) as room:
+                with KvdCache(model, room, ids, attention_mask=mask) as cache:
+                    stop = At(150, own.kill)
+                    assert generate_batch(model, ids, mask, cache, n=200, stopping_criteria=[stop]) == expected
+            own.start()
+            own.check()
+
+
+def test_what_a_batch_does_not_support(server, space):
+    ids, mask = padded([document(9540, 40), document(9541, 30)])
+    expect(ValueError, "on the left", KvdCache, ours, space, ids.flip(1), attention_mask=mask.flip(1))
+    expect(ValueError, "no tokens", KvdCache, ours, space, ids, attention_mask=mask * 0)
+    expect(ValueError, "shape of input_ids", KvdCache, ours, space, ids, attention_mask=mask[:1])
+    expect(ValueError, "different lengths", KvdCache, ours, space, [[1, 2], [3]])
+    with KvdCache(ours, space, ids, attention_mask=mask) as cache, torch.inference_mode():
+        for words, given in (("padding", mask * 0 + 1), ("without attention_mask", None), ("padding", mask.flip(0))):
+            expect(ValueError, words, ours, ids, attention_mask=given, past_key_values=cache)
+        wrong = torch.arange(40).expand(2, 40)
+        expect(ValueError, "position_ids", ours, ids, attention_mask=mask, position_ids=wrong, past_key_values=cache)
+        expect(ValueError, "not the tokens", ours, ids + mask, attention_mask=mask, past_key_values=cache,
+               position_ids=(mask.cumsum(1) - 1).clamp(0))
+        expect(ValueError, "1 sequences in a cache of 2", ours, ids[:1], past_key_values=cache)
+        expect(ValueError, "4 sequences in a cache of 2", ours.generate, ids, attention_mask=mask, num_beams=2,
+               past_key_values=cache, max_new_tokens=4)
+        assert generate_batch(ours, ids, mask, cache) == generate_batch(alone, ids, mask)
+    assert soon(lambda: held(server) == 0)
+
+
 # ---- continuous batching ---------------------------------------------------------------------------------------------
 
 
@@ -468,11 +606,13 @@ def test_a_wrong_model(server, space):
 def test_unsupported_attention(server, space):
     ids = document(8000, 40)
     for name, value, words in (("sliding_window", 128, "sliding windows"), ("layer_types", ["sliding_attention"] * 8,
-                               "sliding_attention"), ("is_causal", False, "not causal"),
+                               "sliding_attention"), ("layer_types", ["chunked_attention"] * 8, "chunked_attention"),
+                               ("is_causal", False, "not causal"),
                                ("rope_parameters", {"rope_type": "dynamic"}, "dynamic RoPE")):
         odd = load("kvd")
         setattr(odd.config, name, value)
-        expect(ValueError, words, KvdCache, odd, space, ids)
+        expect(ValueError, words, load_prefix, space, odd, ids)
+        expect(ValueError, "other weights" if "sliding" in words else words, KvdCache, odd, space, ids)
 
     def forward(words, tokens=ids, **options):
         with KvdCache(ours, space, ids) as cache, torch.inference_mode():
@@ -491,7 +631,7 @@ def test_unsupported_attention(server, space):
         expect(ValueError, "training", ours, torch.tensor([ids]), past_key_values=cache)
     with KvdCache(ours, space, ids) as cache:
         expect(ValueError, "beam", cache.reorder_cache, torch.tensor([0]))
-        expect(ValueError, "2 sequences", KvdCache, ours, space, torch.tensor([ids, ids]))
+        expect(ValueError, "2 sequences", load_prefix, space, ours, torch.tensor([ids, ids]))
         assert generate(ours, ids, cache) == generate(alone, ids)
     expect(ValueError, "closed", generate, ours, ids, cache)
     expect(ValueError, "load_prefix", store, space, DynamicCache(config=alone.config), ids)
@@ -509,9 +649,9 @@ def test_a_refusal_names_the_feature(server, space):
                        past_key_values=cache, max_new_tokens=4, **options)
             in_place(space, ids)
 
-    generate_refused("4 sequences in one cache (a batch, num_beams or", num_beams=4)
+    generate_refused("4 sequences in a cache of 1 (a batch, num_beams or", num_beams=4)
     generate_refused("num_return_sequences", num_return_sequences=2, do_sample=True)
-    generate_refused("2 sequences in one cache (a batch", torch.tensor([ids, ids]))
+    generate_refused("2 sequences in a cache of 1 (a batch", torch.tensor([ids, ids]))
     generate_refused("padding (zeros in attention_mask)", padded, attention_mask=(padded != 0).long())
     generate_refused("padding", padded)
     generate_refused("assisted decoding (assistant_model", assistant_model=alone)

@@ -31,7 +31,7 @@ from transformers.generation.continuous_batching.cache_allocators.full_attention
 
 import kvd
 
-from ._transformers import _check_model, _refuse, fingerprint
+from ._transformers_model import check_model, fingerprint, refuse, refuse_windows
 
 log = logging.getLogger("kvd.engines.transformers")
 
@@ -62,7 +62,7 @@ class Sectors(CachePool):
 
     def set_blocks_per_sector(self, index: int, blocks_per_sector: int) -> None:
         if blocks_per_sector != 1:
-            _refuse(f"blocks of which {blocks_per_sector} are in a sector: choose a larger page_size")
+            refuse(f"blocks of which {blocks_per_sector} are in a sector: choose a larger page_size")
 
     def fetch(self, n: int) -> bool:
         """Allocate until n blocks are free. Returns whether they are."""
@@ -230,7 +230,7 @@ class PoolCache(caches.PagedAttentionCache):
         with Placed(memory.view(-1)) as placed:
             super().__init__(**options)
         if not placed.placed or not self.use_prefix_sharing or self.bytes_per_sector != self.pool.space.block_bytes:
-            _refuse("a cache of continuous batching in other pieces, or without block sharing")
+            refuse("a cache of continuous batching in other pieces, or without block sharing")
         self.num_sectors = self.pool.num_sectors
         self._hold_padding()
 
@@ -296,13 +296,13 @@ def use_pool(manager: continuous_api.ContinuousBatchingManager, daemon: kvd.Daem
     options = manager.continuous_batching_config
     geometry = _geometry(manager.model, options.page_size)
     if manager.is_running():
-        _refuse("a manager that has been started")
+        refuse("a manager that has been started")
     if options.cpu_offload_space:
-        _refuse("cpu_offload_space: the cache is in host memory")
+        refuse("cpu_offload_space: the cache is in host memory")
     if not options.allow_block_sharing:
-        _refuse("allow_block_sharing=False")
+        refuse("allow_block_sharing=False")
     if manager.distributed_helper.tp_size > 1:
-        _refuse("tensor parallelism")
+        refuse("tensor parallelism")
     space = daemon.space(name or f"transformers-batching-{geometry.fingerprint[0]:016x}", geometry, max_blocks=max_blocks)
     make = manager._create_batch_processor
 
@@ -319,7 +319,8 @@ def use_pool(manager: continuous_api.ContinuousBatchingManager, daemon: kvd.Daem
 
 def _geometry(model: PreTrainedModel, page_size: int) -> kvd.Geometry:
     """The blocks of a model. Kernels differ in how they round, so those of other attentions are in another space."""
-    config = _check_model(model)
+    config = check_model(model)
+    refuse_windows(model)
     words = kvd.fingerprint("transformers batching", transformers.__version__, fingerprint(model), page_size,
                             model.config._attn_implementation)
     return kvd.Geometry(layers=config.num_hidden_layers, kv_heads=caches.find_num_key_value_heads(config),

@@ -9,9 +9,19 @@ In place: any number of processes write keys and values into blocks of the pool 
         model.generate(input_ids, past_key_values=cache)
 
 If another request has computed a prefix of input_ids, it is reused. Blocks that this request computes are published as
-soon as they are full. A cache is for one sequence; closing it releases all blocks. If the pool is full or the daemon
-ends, the request continues in private memory (`cache.private`). A model with attn_implementation="kvd" and another
-cache, or none, computes as with "sdpa".
+soon as they are full. Closing a cache releases all blocks. If the pool is full or the daemon ends, the request continues
+in private memory (`cache.private`). A model with attn_implementation="kvd" and another cache, or none, computes as with
+"sdpa", and as with "eager" if it has soft caps or attention sinks.
+
+A batch has a row for each sequence, and padding on the left. Rows are found and published one by one; generate() begins
+where the row of which least was found ends. After the end of its answer, a row goes on with padding, which is published,
+too. With num_return_sequences, make the cache with as many rows.
+
+    with KvdCache(model, space, input_ids, attention_mask=attention_mask) as cache:
+        model.generate(input_ids, attention_mask=attention_mask, past_key_values=cache)
+
+Models with sliding windows (Gemma 2 and 3, gpt-oss, Mistral, OLMo 3, Cohere 2), soft caps and attention sinks attend in
+place. Their blocks have all layers' keys, also those that have left the windows.
 
 By copy, for any attn_implementation: a plain DynamicCache is filled and stored.
 
@@ -30,12 +40,12 @@ A block has options.page_size tokens (transformers' default of 256 shares little
 blocks a batch reads at most; the pool's size is the size of the cache. If the daemon ends, all requests fail with that error:
 make another manager. Refused by name: models as below, cpu_offload_space, allow_block_sharing=False, tensor parallelism.
 
-To check a model, open_space() runs it on one token, and examines its keys and values. Refused by name: batches, beams
-and other uses of several sequences, padding and other masks, inputs other than token ids (pictures, token types),
-assisted decoding; models with sliding windows, soft caps, sinks or attention that is not causal, keys and values of
-different shapes (MLA), attention that does not go through attn_implementation (in place; BLOOM, GPT-J), RoPE that
-depends on the length; training, autocast, weights loaded in inference_mode, devices other than the CPU, and spaces made
-for other weights.
+To check a model, open_space() runs it on one token, and examines its keys and values. Refused by name: beams, padding on
+the right and other masks, inputs other than token ids (pictures, token types), assisted decoding; models with chunked or
+linear attention, or attention that is not causal, keys and values of different shapes (MLA), attention that does not go
+through attn_implementation (in place; BLOOM, GPT-J), RoPE that depends on the length; training, autocast, weights loaded
+in inference_mode, devices other than the CPU, and spaces made for other weights. By copy and in continuous batching,
+sliding windows; by copy, several sequences.
 """
 
 from ._common import missing
@@ -43,7 +53,9 @@ from ._common import missing
 __all__ = ["KvdCache", "load_prefix", "open_space", "store", "use_pool"]
 
 try:
-    from ._transformers import KvdCache, load_prefix, open_space, store
+    from ._transformers import KvdCache
+    from ._transformers_copy import load_prefix, store
     from ._transformers_batching import use_pool
+    from ._transformers_model import open_space
 except ImportError as error:     # the documentation can be read without the engine
     __getattr__ = missing(error)

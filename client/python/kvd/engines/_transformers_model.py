@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which models of transformers can share keys and values, and their spaces; see kvd.engines.transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import weakref
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+import kvd
+
+log = logging.getLogger("kvd.engines.transformers")
+thread = threading.local()      # .ids: token ids embedded last in this thread; .attended: calls of attention
+
+# ---- identity of the model ------------------------------------------------------------------------------------------
+
+_fingerprints: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
+_forms: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, _Form]] = weakref.WeakKeyDictionary()
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_NO_NUMBERS = {"_name_or_path", "transformers_version", "use_cache", "return_dict", "output_hidden_states", "id2label",
+               "label2id", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "architectures",
+               "problem_type", "output_attentions", "chunk_size_feed_forward"}
+
+
+def _weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _state(model: PreTrainedModel) -> tuple[Any, ...]:
+    """Return a value that changes when a weight is changed. Weights made in inference_mode do not show changes."""
+    weights = _weights(model)
+    if any(tensor.is_inference() for _, tensor in weights):
+        refuse("weights made in torch.inference_mode(), whose changes cannot be seen: load the model outside it")
+    return tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
+
+
+def fingerprint(model: PreTrainedModel) -> tuple[int, int]:
+    """Return a fingerprint of the weights in memory and of everything else that affects keys and values. Recomputed if
+    a weight was changed."""
+    weights, state = _weights(model), _state(model)
+    known = _fingerprints.get(model)
+    if known and known[0] == state:
+        return known[1]
+    config = model.config.get_text_config()
+    made = kvd.fingerprint("transformers 1", type(model).__name__, _settings(config),
+                           [[name, tensor.detach().contiguous()] for name, tensor in weights])
+    _fingerprints[model] = (state, made)
+    return made
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return dict(getattr(config, "rope_parameters", None) or {})
+
+
+def _settings(config: Any) -> str:
+    """Return all settings that may affect numbers: the configuration without names, versions and generation options."""
+    kept = {key: value for key, value in config.to_dict().items() if key not in _NO_NUMBERS}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def refuse(what: str) -> NoReturn:
+    raise ValueError(f"kvd's cache for transformers does not support {what}")
+
+
+def check_model(model: PreTrainedModel) -> Any:
+    """Return the model's text configuration, if its keys and values can be shared."""
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        refuse("encoder-decoder models")
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        refuse(f"layers of the kinds {sorted(kinds)}, but only full_attention and sliding_attention")
+    if not getattr(config, "is_causal", True):
+        refuse("attention that is not causal")
+    if _rope(config).get("rope_type", "default") in ("dynamic", "longrope"):
+        refuse(f"{_rope(config)['rope_type']} RoPE, whose rotation of keys depends on the sequence's length")
+    if model.device.type != "cpu":
+        refuse(f"models on {model.device.type}")
+    return config
+
+
+def refuse_windows(model: PreTrainedModel) -> None:
+    config = model.config.get_text_config()
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        refuse("layers of the kind sliding_attention, except in a KvdCache")
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        refuse("sliding windows, except in a KvdCache")
+
+
+class _Form(NamedTuple):
+    """Shape of a model's keys and values, and whether its attention goes through attn_implementation."""
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    attends: bool
+
+
+class _Seen(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A cache layer that records keys and values, to examine a model."""
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_initialized, self.states = True, []
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        self.states += [key_states, value_states]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _look(model: PreTrainedModel, layers: int) -> _Form:
+    """Run the model on one token, and take the shapes from its calls of the cache; configurations name them
+    differently."""
+    seen, name = [_Seen() for _ in range(layers)], type(model).__name__
+    thread.attended = 0
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=Cache(layers=list(seen)),
+                  use_cache=True)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"kvd's cache for transformers does not support {name}: {error}") from error
+    if any(len(it.states) != 2 for it in seen):
+        refuse(f"{name}: not every layer has keys and values of its own")
+    keys, *others = [state for it in seen for state in it.states]
+    for it in others:
+        if (it.shape, it.dtype, it.device) != (keys.shape, keys.dtype, keys.device):
+            refuse(f"{name}: keys and values of different shapes, {list(keys.shape)} of {keys.dtype} and"
+                    f" {list(it.shape)} of {it.dtype} for one token")
+    if keys.dim() != 4 or keys.shape[0] != 1 or keys.shape[2] != 1 or keys.dtype not in DTYPES.values():
+        refuse(f"{name}: keys of shape {list(keys.shape)} and {keys.dtype} for one token")
+    return _Form(layers, keys.shape[1], keys.shape[3], keys.dtype, thread.attended == layers)
+
+
+def form_of(model: PreTrainedModel) -> _Form:
+    config = check_model(model)
+    state = _state(model), config._attn_implementation
+    known = _forms.get(model)
+    if known is None or known[0] != state:
+        _forms[model] = known = state, _look(model, config.num_hidden_layers)
+    return known[1]
+
+
+def geometry_of(model: PreTrainedModel, block_tokens: int = 16) -> kvd.Geometry:
+    form, config = form_of(model), model.config.get_text_config()
+    return kvd.Geometry(layers=form.layers, kv_heads=form.heads, head_dim=form.dim, vocab=config.vocab_size,
+                        dtype=form.dtype, block_tokens=block_tokens, fingerprint=fingerprint(model),
+                        rope="post" if _rope(config) or getattr(config, "rotary_dim", None) else "none")
+
+
+def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
+    """Open the space of this model. By default it is named after the model's weights, so that other weights have
+    another space.
+
+    With a name, raises kvd.Mismatch if the space has other weights. options are those of Daemon.space(). Runs the model
+    on one token, and reads all weights once, at some GB/s.
+    """
+    geometry = geometry_of(model)
+    return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
+
+
+_METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
+_told: set[tuple[str, str]] = set()     # space and method of warnings already given
+
+
+def check_space(space: kvd.Space, model: PreTrainedModel) -> None:
+    if space.geometry != geometry_of(model, space.geometry.block_tokens):
+        raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
+    if space.device != (1, 0):
+        refuse("spaces on a GPU")
+    for method in _METHODS:
+        if space.setting(method) and (space.name, method) not in _told:
+            _told.add((space.name, method))
+            log.warning("kvd: %s is on in space %s, and has no effect: transformers does not follow kvd's methods", method,
+                        space.name)
