@@ -56,7 +56,7 @@ int kvd_paged_write(kvd_space *space, uint32_t layer, const struct kvd_table *ta
 struct kvd_heads {
         uint32_t heads;  /* query heads, a multiple of kv_heads */
         uint32_t window; /* sliding window: a token sees the last window positions up to its own */
-        float scale;     /* > 0 */
+        float scale;     /* > 0; it and cap are finite */
         float cap;       /* soft cap: scores are cap * tanh(scale * q . k / cap) */
         const float
                 *sinks; /* [heads] scores that take weight and have no value (attention sinks) */

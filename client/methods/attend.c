@@ -9,6 +9,7 @@
 #include "client/kvd_attend.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "client/gpu/gpu_view.h"
@@ -222,9 +223,11 @@ static int check_heads(const struct kvd_shape *g, const struct kvd_heads *heads)
         if (heads->heads == 0 || heads->heads % g->kv_heads != 0)
                 return client_fail(-EINVAL, "%u query heads do not share %u KV heads evenly",
                                    heads->heads, g->kv_heads);
-        if (!(heads->cap >= 0))
-                return client_fail(-EINVAL, "the soft cap must be 0 or more");
-        return heads->scale > 0 ? 0 : client_fail(-EINVAL, "the scale must be more than 0");
+        if (!(heads->cap >= 0 && heads->cap < INFINITY))
+                return client_fail(-EINVAL, "the soft cap must be 0 or more, and finite");
+        if (!(heads->scale > 0 && heads->scale < INFINITY))
+                return client_fail(-EINVAL, "the scale must be more than 0, and finite");
+        return 0;
 }
 
 /* The table's addresses, at the start of the scratch memory. */

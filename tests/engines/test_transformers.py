@@ -370,6 +370,27 @@ def test_windows_soft_caps_and_sinks(server, space):
         assert len({tuple(it) for it in tokens}) == 3
 
 
+def test_positions_are_checked_whatever_a_model_does_with_them(server, space):
+    """Without position_ids, some models count the padding, and do not show their attention function the positions; and
+    there is a model inside of the model. Their keys would be published as those of other positions."""
+    prompt = document(9525, 53)
+    ids, mask = padded([document(9526, 60), prompt])
+    for kind in ("GPTBigCode", "Persimmon", "GPT2"):
+        model, plain = (small(kind, it, **TAKEN.get(kind, {"intermediate_size": 64})) for it in ("kvd", "eager"))
+        with open_space(space.daemon, model) as own, torch.no_grad():
+            with KvdCache(model, own, ids, attention_mask=mask) as cache:
+                expect(ValueError, "position_ids", model, ids, attention_mask=mask, past_key_values=cache)
+            with KvdCache(model, own, prompt) as cache:
+                expect(ValueError, "position_ids", model.base_model, torch.tensor([prompt]), past_key_values=cache,
+                       position_ids=torch.arange(53)[None] + 5)
+            tokens = generate_batch(plain, ids, mask)
+            assert batch_in_place(model, own, ids, mask) == (tokens, 0), kind
+            with KvdCache(model, own, prompt) as cache:
+                assert cache.found == 48, kind
+                got = model(torch.tensor([prompt[48:]]), past_key_values=cache).logits
+            assert (got - plain(torch.tensor([prompt])).logits[:, 48:]).abs().max() < TOLERANCE, kind
+
+
 def test_a_batch_goes_on_in_private_memory(server, space):
     """A full pool, and a daemon that is killed in the middle: with padding, prefixes of different lengths, windows."""
     for kind in ("GptOss", "Gemma2"):
@@ -406,6 +427,7 @@ def test_what_a_batch_does_not_support(server, space):
         expect(ValueError, "position_ids", ours, ids, attention_mask=mask, position_ids=wrong, past_key_values=cache)
         expect(ValueError, "not the tokens", ours, ids + mask, attention_mask=mask, past_key_values=cache,
                position_ids=(mask.cumsum(1) - 1).clamp(0))
+        expect(ValueError, "position_ids", ours, ids, attention_mask=mask, past_key_values=cache)
         expect(ValueError, "1 sequences in a cache of 2", ours, ids[:1], past_key_values=cache)
         expect(ValueError, "4 sequences in a cache of 2", ours.generate, ids, attention_mask=mask, num_beams=2,
                past_key_values=cache, max_new_tokens=4)

@@ -321,6 +321,9 @@ START_TEST(what_has_no_place_is_refused) {
         expect_refused(attend_one(table(0, 1), 0, 1.0f), "0 query heads");
         expect_refused(attend_one(table(0, 1), 2, 0.0f), "scale");
         expect_refused(attend_one(table(0, 1), 2, NAN), "scale");
+        expect_refused(attend_one(table(0, 1), 2, INFINITY), "scale");
+        expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, INFINITY, NULL}),
+                       "cap");
         expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, -1.0f, NULL}), "cap");
         expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, NAN, NULL}), "cap");
         t = table(0, 1);

@@ -32,6 +32,7 @@ _ASSISTED = "assisted decoding (assistant_model, prompt_lookup_num_tokens), whic
 _NO_IDS = "input embeddings (inputs_embeds): it must know the token ids"
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep")
 _OF_THE_MODEL = {"softcap": "soft caps", "s_aux": "attention sinks", "sliding_window": "sliding windows"}
+_HARMLESS = ("position_embeddings", "cache_position")       # tensors that models pass to every attention function
 _NOT_DONE = {"position_bias": "position biases", "cu_seq_lens_q": "packed sequences", "output_attentions": "weights as output"}
 
 # ---- rows of a batch -------------------------------------------------------------------------------------------------
@@ -273,9 +274,11 @@ class KvdCache(Cache):
         self.found = min(it.pad + it.found for it in self._sequences)
         """Number of columns of the prompt that need no computing: in all rows, they are padding, or found in the pool."""
         self._length, self._n = self.found, 0   # columns of finished forward passes, and of the one in progress
-        self._masks: set[tuple[int, int]] = set()   # id and window of the masks that were checked in this one
-        hooks = [model.get_input_embeddings().register_forward_pre_hook(_note_ids),
-                 model.register_forward_pre_hook(_before_calls(weakref.ref(self)), with_kwargs=True)]
+        self._masks: list[tuple[torch.Tensor | None, int]] = []     # checked in this one, with windows
+        self._placed = False                    # whether positions were checked in this one
+        check = _before_calls(weakref.ref(self))
+        hooks = [it.register_forward_pre_hook(check, with_kwargs=True) for it in {model, model.base_model}]
+        hooks.append(model.get_input_embeddings().register_forward_pre_hook(_note_ids))
         self._forget = when_forgotten(self, _remove, hooks)
         self.private = False
         """Whether keys and values are in private memory, because the pool has no room."""
@@ -320,7 +323,7 @@ class KvdCache(Cache):
 
     def _end(self) -> None:
         """End a forward pass, after all layers."""
-        self._length += self._n
+        self._length, self._placed = self._length + self._n, False
         for it in self._sequences:
             it.end()
 
@@ -351,7 +354,8 @@ class KvdCache(Cache):
                     f" {DTYPES[g.dtype]} in host memory")
 
     def _check_call(self, asked: dict[str, Any]) -> None:
-        """Refuse arguments of the model by name."""
+        """Refuse arguments of the model, or of the model inside, by name."""
+        self._placed = False
         if asked.get("inputs_embeds") is not None:
             refuse(_NO_IDS)
         for name, value in asked.items():
@@ -382,7 +386,7 @@ class KvdCache(Cache):
 
     def _check_mask(self, mask: torch.Tensor | None, window: int) -> None:
         """Check that a layer's mask shows the positions in its window up to a query's own, and not the padding."""
-        if (id(mask), window) in self._masks:
+        if any(it is mask and of == window for it, of in self._masks):
             return
         end = self._length + self._n
         if mask is None:
@@ -395,7 +399,7 @@ class KvdCache(Cache):
             if mask.dtype != torch.bool or mask.shape[2:] != seen.shape[2:] or not bool(
                     ((mask == seen) | ~shown[:, None, self._length:, None]).all()):
                 refuse("padding that this cache was not made with, or masks other than the causal one")
-        self._masks.add((id(mask), window))
+        self._masks.append((mask, window))
 
     def _check_positions(self, positions: torch.Tensor, n: int) -> None:
         """Check that positions are those of the tokens' places in the chain, because keys are rotated by position."""
@@ -405,6 +409,12 @@ class KvdCache(Cache):
             first = self._length - it.pad
             if row[max(-first, 0):] != list(range(max(first, 0), first + n)):
                 refuse("position_ids that are not those of the tokens' places")
+        self._placed = True
+
+    def _check_placed(self) -> None:
+        """The positions that a model makes by itself count the padding."""
+        if not self._placed and any(it.pad for it in self._sequences):
+            refuse("a call without position_ids, with padding in the cache")
 
     def close(self) -> None:
         self._forget()
@@ -433,9 +443,9 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: An
             return _capped(query, key, value, mask, scale, softcap, s_aux), None
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
                                       is_causal=is_causal, **options)
-    for name, what in _NOT_DONE.items():
-        if options.get(name, False) is not False and options[name] is not None:
-            refuse(what)
+    for name, it in options.items():
+        if it is not None and it is not False and (name in _NOT_DONE or isinstance(it, torch.Tensor) and name not in _HARMLESS):
+            refuse(_NOT_DONE.get(name, f"attention with {name}"))
     if dropout or query.requires_grad:
         refuse("training")
     if is_causal is False or not getattr(module, "is_causal", True):
@@ -444,6 +454,9 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: An
     key.cache._check_mask(attention_mask, window)
     if key.index == 0 and position_ids is not None:
         key.cache._check_positions(position_ids, query.shape[2])
+    key.cache._check_placed()
+    if s_aux is not None and s_aux.numel() != query.shape[1]:
+        refuse(f"{s_aux.numel()} attention sinks for {query.shape[1]} heads")
     return key.attend(module, query, value, attention_mask, scale, window, softcap or 0.0, s_aux), None
 
 
