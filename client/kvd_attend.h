@@ -58,8 +58,8 @@ struct kvd_heads {
         uint32_t window; /* sliding window: a token sees the last window positions up to its own */
         float scale;     /* > 0; it and cap are finite */
         float cap;       /* soft cap: scores are cap * tanh(scale * q . k / cap) */
-        const float
-                *sinks; /* [heads] scores that take weight and have no value (attention sinks) */
+        /* attention sinks: [heads] scores that take weight and have no value */
+        const float *sinks;
 };
 
 /*

@@ -50,7 +50,7 @@ static size_t room(size_t floats) {
         return ALIGN_UP(floats, LINE / sizeof(float));
 }
 
-/* At most so many columns has a call. */
+/* The most columns that a call can have. */
 static size_t most_columns(const struct kvd_attention *a) {
         size_t all = kvd_attend_keys(a), window = kvd_attend_window(a);
 
@@ -126,8 +126,8 @@ static uint32_t count_below(uint32_t *counts, uint32_t t, uint32_t n, int64_t ba
 /* Collects the key pointer of each column, and the columns that each token sees. */
 static void see(const struct kvd_attention *a, const struct scratch *s) {
         uint32_t *visible = visible_of(a, s), *hidden = hidden_of(a, s), t = 0, h = 0;
-        int64_t end = (int64_t)a->first +
-                      1; /* token t sees positions [end - window + t, end + t) */
+        /* token t sees positions [end - window + t, end + t) */
+        int64_t end = (int64_t)a->first + 1;
         uint32_t window = kvd_attend_window(a);
         struct kvd_stretch r = kvd_attend_begin(a);
         const uint8_t **rows = rows_of(a, s);
@@ -247,7 +247,10 @@ static void mix_rows(const struct kvd_attention *a, const struct scratch *s, uin
                             a->dim);
 }
 
-/* In the order of the columns: first those that only the first tokens see, then those that all see. */
+/*
+ * Adds the columns in their order: first those that only the tile's first tokens see, then those
+ * that all of them see, then the rest.
+ */
 static void mix(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
         const uint32_t *visible = visible_of(a, s) + tile->token,
                        *hidden = hidden_of(a, s) + tile->token;

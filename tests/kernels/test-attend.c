@@ -307,6 +307,33 @@ START_TEST(what_is_left_out_leaves_no_trace) {
 }
 END_TEST
 
+/* What a call in a window costs does not depend on how long the context before it is. */
+START_TEST(what_is_before_a_window_is_not_touched) {
+        struct form f = {.n_keys = 180,
+                         .first = 175,
+                         .n = 5,
+                         .group = 2,
+                         .dim = 64,
+                         .block_tokens = 16,
+                         .window = 40,
+                         .type = KVD_NUMBER_F32};
+        struct scene s = make_scene(&f);
+        struct result whole = attend(&s, kvd_ops_pick(NULL), f.n), rest;
+        struct kvd_attention far = s.call;
+        const uint8_t *blocks[12];
+
+        memcpy(blocks, s.call.blocks, s.n_blocks * sizeof *blocks);
+        for (uint32_t b = 0; b < (f.first + 1 - f.window) / f.block_tokens; b++)
+                blocks[b] = (const uint8_t *)1; /* a fault, if it is read */
+        s.call.blocks = blocks;
+        rest = attend(&s, kvd_ops_pick(NULL), f.n);
+        assert_same_bits(whole.out, rest.out, whole.n_out, "the window alone");
+        far.first = 1000000;
+        ck_assert_uint_eq(kvd_attend_scratch(&far), kvd_attend_scratch(&s.call));
+        buffers_free();
+}
+END_TEST
+
 /*
  * A delta of 0 does not change bits: a table with rotations, none of them used, gives the plain
  * result.
@@ -348,4 +375,5 @@ END_TEST
 SUITE("kernels: attention",
       LOOPS(16, every_form_is_the_same_in_every_variant,
             a_token_alone_has_the_bits_of_one_among_others),
-      TESTS(what_is_left_out_leaves_no_trace, no_turn_changes_no_bits, turns_are_numbered_once))
+      TESTS(what_is_left_out_leaves_no_trace, what_is_before_a_window_is_not_touched,
+            no_turn_changes_no_bits, turns_are_numbered_once))
