@@ -414,6 +414,29 @@ def test_a_batch_goes_on_in_private_memory(server, space):
             own.check()
 
 
+ROWS = (300, 200, 45)
+
+
+def rows_in_child(socket: str) -> None:
+    """Computes a batch, and says when it has begun to answer."""
+    with kvd.connect(socket) as connection, open_space(connection, ours) as space:
+        ids, mask = padded([document(9550 + n, n) for n in ROWS])
+        said = At(ids.shape[1] + 40, lambda: print("answering", flush=True))
+        batch_in_place(ours, space, ids, mask, n=2000, stopping_criteria=[said])
+
+
+def test_a_process_with_a_batch_is_killed(server, space):
+    """What its rows have published is found, and nothing of it is held."""
+    ids, mask = padded([document(9550 + n, n) for n in ROWS])
+    other = child(server, "--rows")
+    assert other.stdout.readline() == "answering\n"
+    other.kill()
+    other.communicate()
+    assert soon(lambda: held(server) == 0)
+    assert batch_in_place(ours, space, ids, mask) == (generate_batch(alone, ids, mask), 287)
+    server.check()
+
+
 def test_what_a_batch_does_not_support(server, space):
     ids, mask = padded([document(9540, 40), document(9541, 30)])
     expect(ValueError, "on the left", KvdCache, ours, space, ids.flip(1), attention_mask=mask.flip(1))
@@ -848,7 +871,8 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--batches"]:
         batch_in_child(*sys.argv[2:])
+    if sys.argv[2:] == ["--rows"]:
+        sys.exit(rows_in_child(sys.argv[1]))
     if len(sys.argv) > 1:
-        serve(*sys.argv[1:])
-        sys.exit()
+        sys.exit(serve(*sys.argv[1:]))
     sys.exit(main())
