@@ -44,7 +44,7 @@ def same(got: list[dict], expected: list[dict]) -> None:
 
 def models(folder: str, *names: str) -> list[str]:
     """Makes models of families in a folder."""
-    subprocess.run([sys.executable, ROOT / "tests/engines/vllm_models.py", folder, *names], check=True, capture_output=True)
+    subprocess.run([sys.executable, ROOT / "tests/engines/models.py", folder, *names], check=True, capture_output=True)
     return [f"{folder}/{name}" for name in names]
 
 

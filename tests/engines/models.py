@@ -2,8 +2,8 @@
 """Makes small models of the families that are served today: 4 layers of random weights. Their answers mean nothing, but
 tokens and bytes can be compared.
 
-    python vllm_models.py FOLDER NAME...        makes FOLDER/NAME, in float32
-    python vllm_models.py FOLDER --gemma TEXT   makes FOLDER/gemma-3-270m, with real weights, and a prompt of a text
+    python models.py FOLDER NAME...        makes FOLDER/NAME, in float32
+    python models.py FOLDER --gemma TEXT   makes FOLDER/gemma-3-270m, with real weights, and a prompt of a text
 
 Windows and chunks are WINDOW tokens, which is less than the tests' prompts.
 """
@@ -30,6 +30,9 @@ FAMILIES = {
                                  "layer_types": ALTERNATE}),
     "gemma-3": ("Gemma3TextConfig", {"tie_word_embeddings": True, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
                                      "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+    "laguna": ("LagunaConfig", {"sliding_window": WINDOW, "layer_types": ALTERNATE, "num_experts": 4,
+                                "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                                "shared_expert_intermediate_size": 64}),
     "gpt-oss": ("GptOssConfig", {"sliding_window": WINDOW, "layer_types": ALTERNATE, "num_local_experts": 4,
                                  "num_experts_per_tok": 2}),
     "llama-4": ("Llama4TextConfig", {"attention_chunk_size": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 1,
@@ -40,6 +43,8 @@ FAMILIES = {
                                        "linear_num_key_heads": 1, "linear_num_value_heads": 1, "num_experts": 4,
                                        "num_experts_per_tok": 2, "moe_intermediate_size": 64,
                                        "shared_expert_intermediate_size": 64}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv"] * 3 + ["full_attention"], "block_auto_adjust_ff_dim": False,
+                            "conv_L_cache": 3, "block_dim": 128, "conv_dim": 128, "block_multiple_of": 64}),
     "deepseek": ("DeepseekV3Config", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64,
                                       "v_head_dim": 64, "q_lora_rank": None, "n_routed_experts": 4, "n_shared_experts": 1,
                                       "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
