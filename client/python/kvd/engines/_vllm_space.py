@@ -63,6 +63,8 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
         (guess is not None and guess not in SPECULATION + HEADS,
          f"speculative decoding by {guess}; {', '.join(SPECULATION + HEADS)} are what it takes"),
         (guess is not None and any(isinstance(spec, MambaSpec) for spec in specs), "speculation with Mamba states"),
+        (guess in ("draft_model", *HEADS) and config.parallel_config.pipeline_parallel_size > 1,
+         "a draft with pipeline parallelism"),
         (config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism"),
         (config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallelism"),
         (config.model_config.runner_type != "generate", f"a model of kind {config.model_config.runner_type}"),
@@ -78,7 +80,7 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
          "MLA in place on CPUs, whose kernels need a layer's blocks side by side: use kvd.engines.vllm_copy"),
         (on_gpus and parallel.tensor_parallel_size > 1,
          "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
-        (on_gpus and parallel.pipeline_parallel_size > 1, "pipeline parallelism in place on GPUs"),
+        (on_gpus and parallel.pipeline_parallel_size > 1, "pipeline parallelism in place on GPUs: use kvd.engines.vllm_copy"),
         (len(caches.kv_cache_groups) > 1 and parallel.pipeline_parallel_size > 1,
          "pipeline parallelism of layers of several kinds"),     # the scheduler does not know what other stages have
         (on_gpus and (parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0),  # the size in a rank may be 1
@@ -86,8 +88,6 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
         (on_gpus and guess is not None and guess.method in ("draft_model", *HEADS),
          "a draft in place on GPUs, which may still be writing a block that is published (for a draft model, use"
          " kvd.engines.vllm_copy)"),
-        (guess is not None and guess.method in ("draft_model", *HEADS) and parallel.pipeline_parallel_size > 1,
-         "a draft with pipeline parallelism"),
         (guess is not None and guess.use_multi_module_mtp(), "several MTP layers"),
         # Model runner V2 zeroes blocks before its worker has mapped them, unless the scheduler is in the same process.
         (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
@@ -136,14 +136,14 @@ def stages(config: VllmConfig) -> list[int]:
     return [end - first for first, end in ends]
 
 
-def _block_bytes(config: VllmConfig, caches: KVCacheConfig, kind: str) -> int:
-    """Return the bytes of a block: by copy, of the only group; in place, all groups take turns in it, and the stages of a
-    pipeline have their layers one after the other."""
+def _block_bytes(config: VllmConfig, caches: KVCacheConfig, kind: str, stage: int) -> int:
+    """Return the bytes of a block: by copy, of the only group, in a stage of a pipeline; in place, all groups take turns in
+    it, and the stages have their layers one after the other."""
     if kind == "blhnc":
         tensor = caches.kv_cache_tensors[0]
         return sum(stages(config)) * tensor.layer_stride or tensor.block_stride
     (group,) = caches.kv_cache_groups
-    return group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+    return group.kv_cache_spec.page_size_bytes * (stages(config) or [len(group.layer_names)])[stage]
 
 
 def blocks_needed(config: VllmConfig, caches: KVCacheConfig) -> int:
@@ -227,11 +227,11 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
         [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
 
 
-def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1),
+def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1), stage: int = 0,
                shares: int = 1) -> kvd.Space:
     """Open the space of this model, named after the model and its fingerprint, so that other models, versions and
-    kernels have spaces of their own. With tensor parallelism, either part is a worker's part of the model, or blocks
-    contain the shares of `shares` workers. fixed is set if possible, so that vLLM's views of the pool survive a restart
+    kernels have spaces of their own. With parallelism, either part is a worker's part of the model, and stage its stage of
+    a pipeline, or blocks contain all stages and the shares of `shares` workers. fixed is set if possible, so that vLLM's views of the pool survive a restart
     of the daemon."""
     extra = config.kv_transfer_config.get_from_extra_config
     number = fingerprint(config, caches, kind, (*part, shares))
@@ -240,7 +240,7 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
     kernels = _kernels(config, _dense(caches)[0])
-    geometry = kvd.Geometry.opaque(_block_bytes(config, caches, kind) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
+    geometry = kvd.Geometry.opaque(_block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
                                    block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
     daemon.join(hashlib.sha256(config.kv_transfer_config.engine_id.encode()).digest()[:16])

@@ -6,15 +6,16 @@ GPUs, and if the cache cannot be placed in the pool. Prefer kvd.engines.vllm if 
         "kv_connector": "KvdCopyConnector", "kv_connector_module_path": "kvd.engines.vllm_copy", "kv_role": "kv_both",
         "kv_connector_extra_config": {"socket": "/run/kvd-0.sock"}, "kv_load_failure_policy": "recompute"}'
 
-Extra configuration is as in kvd.engines.vllm. Each worker has its own space, named after its rank, and stores and
-loads its part of each block there; with MLA, where all workers have the same blocks, they share one space, and the
-first one stores. The scheduler looks up a request in all of them, uses the prefix that all of them have, and pins it
-until the step that loads it has ended; workers compare the tokens again. vLLM's own prefix cache is used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues alone. If the
-daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute").
+Extra configuration is as in kvd.engines.vllm. Each worker has its own space, named after its rank (with a pipeline: stage
+times ranks plus rank), and stores and loads its part of each block there; with MLA, where all workers of a stage have the
+same blocks, they share one space, and the first one stores. The scheduler looks up a request in all spaces, uses the
+prefix that all of them have, and pins it until the step that loads it has ended; workers compare the tokens again. vLLM's
+own prefix cache is used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues
+alone. If the daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute").
 
-Refused at start: everything that kvd.engines.vllm refuses, except tensor and data parallelism and draft models on GPUs,
-MLA on CPUs, events, other layouts and disabled prefix caching; in addition, draft heads, layers in several groups, as in
-hybrid models, and layers whose blocks differ. Not run on a GPU.
+Refused at start: everything that kvd.engines.vllm refuses, except tensor, pipeline and data parallelism and draft models on
+GPUs, MLA on CPUs, events, other layouts and disabled prefix caching; in addition, draft heads, layers in several groups,
+as in hybrid models, and layers whose blocks differ. Not run on a GPU.
 """
 
 from ._common import missing
