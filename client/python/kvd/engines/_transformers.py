@@ -66,6 +66,21 @@ def _several(n: int, rows: int) -> str:
             " input_ids that have a row for each; it does not support beams")
 
 
+class _Rows:
+    """Floats [rows, columns, heads, dim] of a tensor [rows, heads, columns, dim], by address, because views of single rows
+    would cost a step more than its attention does. Copies only if necessary."""
+
+    def __init__(self, states: torch.Tensor):
+        _, heads, self.columns, dim = states.shape
+        if self.columns > 1 or states.dtype != torch.float32 or not states.is_contiguous():
+            states = states.transpose(1, 2).to(torch.float32).contiguous()
+        self.states, self.width, self.at = states, heads * dim, states.data_ptr()       # the tensor keeps the memory
+
+    def last(self, row: int, n: int) -> int:
+        """Return the address of a row's last n columns."""
+        return self.at + ((row + 1) * self.columns - n) * self.width * 4
+
+
 class _Sequence:
     """A row's blocks: found ones, which are pinned, then its own, which are sealed when they are full."""
 
@@ -105,18 +120,18 @@ class _Sequence:
             raise kvd.Error(errno.ESTALE, "the daemon was replaced during this sequence")
         self.filling += blocks
 
-    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store the last rows of [n, heads, dim], those of the new tokens."""
-        n, ld = len(self.new), k.shape[1] * k.shape[2]
+    def write(self, layer: int, k: _Rows, v: _Rows, row: int) -> None:
+        """Store the keys and values of the new tokens, the last of a row."""
+        n = len(self.new)
         if n:
-            self.table.write(layer, self.length, n, k[-n:].data_ptr(), v[-n:].data_ptr(), ld)
+            self.table.write(layer, self.length, n, k.last(row, n), v.last(row, n), k.width)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, scale: float, **form: Any) -> None:
-        """Attend from the queries [n, heads, dim] that are not padding."""
-        n, ld = self.queries, q.shape[1] * q.shape[2]
+    def attend(self, layer: int, q: _Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
+        """Attend from the queries of a row that are not padding. The results lie behind out like the queries behind q.at."""
+        n = self.queries
         if n:
-            self.table.attend(layer, self.asking, n, q.shape[1], scale, q[-n:].data_ptr(), ld, out[-n:].data_ptr(), ld,
-                              **form)
+            at = q.last(row, n)
+            self.table.attend(layer, self.asking, n, heads, scale, at, q.width, out + at - q.at, q.width, **form)
 
     def end(self) -> None:
         """End a forward pass, after all layers."""
@@ -193,8 +208,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return self.append(key_states, value_states)
         for it in (key_states, value_states):
             self.cache._check_states(it, self.cache._geometry.kv_heads)
-        for sequence, k, v in zip(self.cache._sequences, _by_token(key_states), _by_token(value_states)):
-            sequence.write(self.index, k, v)
+        k, v = _Rows(key_states), _Rows(value_states)
+        for row, sequence in enumerate(self.cache._sequences):
+            sequence.write(self.index, k, v, row)
         return self, (key_states, value_states)
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,13 +228,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.cache._is_cold() and not cap and sinks is None:     # there are only the new tokens
             out, _ = sdpa_attention_forward(module, query, *new, mask, scaling=scale)
         else:
-            q = _by_token(query)
-            out = torch.zeros_like(q)
+            q, (rows, heads, n, dim) = _Rows(query), query.shape
+            out = (torch.zeros if self.cache._padded else torch.empty)(rows, n, heads, dim, dtype=torch.float32)
             sink = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
             form = {"window": window, "cap": cap, "sinks": 0 if sink is None else sink.data_ptr()}
-            for sequence, q_row, out_row in zip(self.cache._sequences, q, out):
-                sequence.attend(self.index, q_row, out_row, scale, **form)
-            out = out.to(query.dtype)
+            for row, sequence in enumerate(self.cache._sequences):
+                sequence.attend(self.index, q, out.data_ptr(), row, heads, scale, **form)
+            out = out if out.dtype == query.dtype else out.to(query.dtype)
         if self.is_last:
             self.cache._end()
         return out
@@ -240,11 +256,6 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def crop(self, tokens_to_remove: int) -> None:
         refuse(_ASSISTED)
-
-
-def _by_token(states: torch.Tensor) -> torch.Tensor:
-    """Convert [batch, heads, n, dim] to floats [batch, n, heads, dim]; copies only if necessary."""
-    return states.transpose(1, 2).to(torch.float32).contiguous()
 
 
 def _remove(hooks: list[Any]) -> None:
@@ -269,13 +280,15 @@ class KvdCache(Cache):
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
                     " load_prefix() and store()")
-        self._geometry = space.geometry
+        self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
         self._sequences = [_Sequence(space, tokens, pad, salt) for tokens, pad in _rows_of(input_ids, attention_mask)]
+        self._padded = any(it.pad for it in self._sequences)
         self.found = min(it.pad + it.found for it in self._sequences)
         """Number of columns of the prompt that need no computing: in all rows, they are padding, or found in the pool."""
         self._length, self._n = self.found, 0   # columns of finished forward passes, and of the one in progress
         self._masks: list[tuple[torch.Tensor | None, int]] = []     # checked in this one, with windows
         self._placed = False                    # whether positions were checked in this one
+        self._positions: torch.Tensor | None = None     # those that were
         check = _before_calls(weakref.ref(self))
         hooks = [it.register_forward_pre_hook(check, with_kwargs=True) for it in {model, model.base_model}]
         hooks.append(model.get_input_embeddings().register_forward_pre_hook(_note_ids))
@@ -323,14 +336,14 @@ class KvdCache(Cache):
 
     def _end(self) -> None:
         """End a forward pass, after all layers."""
-        self._length, self._placed = self._length + self._n, False
+        self._length, self._placed, self._positions = self._length + self._n, False, None
         for it in self._sequences:
             it.end()
 
     def _leave(self) -> None:
         """Leave the pool: copy everything to private memory, and release the blocks."""
         g, rows = self._geometry, len(self._sequences)
-        stored = torch.zeros(g.layers, 2, rows, g.kv_heads, self._length, g.head_dim, dtype=DTYPES[g.dtype])
+        stored = torch.zeros(g.layers, 2, rows, g.kv_heads, self._length, g.head_dim, dtype=self._dtype)
         for row, it in enumerate(self._sequences):
             if self._length > it.pad:
                 stored[:, :, row:row + 1, :, it.pad:] = it.copy(self._length - it.pad)
@@ -347,11 +360,11 @@ class KvdCache(Cache):
         """Refuse tensors that do not match the geometry, because libkvd gets only their addresses."""
         g = self._geometry
         expected = (len(self._sequences), heads, self._n, g.head_dim)
-        if tuple(states.shape) != expected:
+        if states.shape != expected:
             refuse(f"keys, values or queries of shape {list(states.shape)} where the space has {list(expected)}")
-        if states.dtype != DTYPES[g.dtype] or states.device.type != "cpu":
+        if states.dtype != self._dtype or not states.is_cpu:
             refuse(f"keys, values or queries of {states.dtype} on {states.device} (autocast?), where the space has"
-                    f" {DTYPES[g.dtype]} in host memory")
+                    f" {self._dtype} in host memory")
 
     def _check_call(self, asked: dict[str, Any]) -> None:
         """Refuse arguments of the model, or of the model inside, by name."""
@@ -379,7 +392,7 @@ class KvdCache(Cache):
 
     def _check_padding(self, mask: torch.Tensor | None, n: int) -> None:
         """Check a mask [rows, columns so far and n more]."""
-        if mask is None and any(it.pad for it in self._sequences):
+        if mask is None and self._padded:
             refuse("a call without attention_mask, with padding in the cache")
         if mask is not None and not torch.equal(mask != 0, self._shown(self._length + n)):
             refuse("padding (zeros in attention_mask) that this cache was not made with: it needs the same attention_mask")
@@ -390,7 +403,7 @@ class KvdCache(Cache):
             return
         end = self._length + self._n
         if mask is None:
-            if any(it.pad for it in self._sequences) or 0 < window < end:
+            if self._padded or 0 < window < end:
                 refuse("padding or a sliding window without a mask")
         else:
             shown, k = self._shown(end), torch.arange(end)
@@ -403,17 +416,20 @@ class KvdCache(Cache):
 
     def _check_positions(self, positions: torch.Tensor, n: int) -> None:
         """Check that positions are those of the tokens' places in the chain, because keys are rotated by position."""
+        if positions is self._positions:    # the model passes on what it was called with
+            self._placed = True
+            return
         if positions.dim() != 2 or len(positions) not in (1, len(self._sequences)) or positions.shape[1] != n:
             refuse(f"position_ids of shape {list(positions.shape)} (several sequences, or M-RoPE)")
         for it, row in zip(self._sequences, positions.expand(len(self._sequences), n).tolist()):
             first = self._length - it.pad
             if row[max(-first, 0):] != list(range(max(first, 0), first + n)):
                 refuse("position_ids that are not those of the tokens' places")
-        self._placed = True
+        self._positions, self._placed = positions, True
 
     def _check_placed(self) -> None:
         """The positions that a model makes by itself count the padding."""
-        if not self._placed and any(it.pad for it in self._sequences):
+        if not self._placed and self._padded:
             refuse("a call without position_ids, with padding in the cache")
 
     def close(self) -> None:
