@@ -31,7 +31,8 @@ STATES = {"page_size": 1, "chunked_prefill_size": 128, "mamba_radix_cache_strate
 
 
 def serve(socket: str, options: dict) -> None:
-    """Answers lines of JSON: {"tokens"} gets {"cached", "made", "logprobs"}, {"flush"} empties SGLang's own cache."""
+    """Answers lines of JSON: {"tokens"} gets {"cached", "made", "logprobs"}, {"flush"} empties SGLang's own cache,
+    {"weights"} loads others."""
     import sglang
     linker = {"linker": "Linker", "linker_module_path": "kvd.engines.sglang", "linker_extra_config": {"socket": socket}}
     shared = {"enable_unified_cache_external_linker": True, "unified_cache_external_linker_backend": "dynamic",
@@ -46,6 +47,9 @@ def serve(socket: str, options: dict) -> None:
         ask = json.loads(line)
         if "flush" in ask:
             print(json.dumps({"flushed": engine.flush_cache().success}), flush=True)
+            continue
+        if "weights" in ask:
+            print(json.dumps({"updated": engine.update_weights_from_disk(ask["weights"])[0]}), flush=True)
             continue
         out = engine.generate(input_ids=ask["tokens"], sampling_params={"temperature": 0, "max_new_tokens": NEW},
                               return_logprob=True)
@@ -146,7 +150,8 @@ def test_another_model_is_refused(d, alone, a, b) -> None:
         cache = cache or MHATokenToKVPool(64, PAGE, torch.float32, 2, 32, 8, "cpu", False)
         params = SimpleNamespace(page_size=PAGE, is_eagle=False, token_to_kv_pool_allocator=SimpleNamespace(
             get_kvcache=lambda: cache))
-        return Linker(ServerArgs(model_path=common.MODEL, device="cpu", dtype="float32", **arguments), params,
+        return Linker(ServerArgs(model_path=common.MODEL, device="cpu", dtype="float32", attention_backend="torch_native",
+                                 **arguments), params,
                       components=components, extra_config={"socket": d.socket, "space": space})
 
     get_context().set_server_args(ServerArgs(model_path=common.MODEL, device="cpu"))
@@ -225,8 +230,21 @@ def test_caches_of_models_that_need_a_gpu(d, *_) -> None:
     d.check()
 
 
+def test_new_weights_share_nothing_with_old_ones(d, alone, a, b) -> None:
+    """The files of the model that a server got later, with the same bytes here, may be other ones."""
+    sealed = lambda: sum(it["blocks"]["sealed"] for it in d.stat("spaces")["spaces"])    # noqa: E731
+    a.ask(prompt(7, 0))
+    a.send(weights=common.MODEL)
+    assert a.line()["updated"]
+    before, found = sealed(), a.ask(prompt(7, 0))
+    assert found["cached"] == 0 and sealed() == before + WHOLE // PAGE
+    assert b.ask(prompt(7, 1))["cached"] == WHOLE       # what a computed before
+    d.check()
+
+
 EVERYWHERE = [test_second_process_finds_the_prefix_and_answers_alike, test_prefixes_missing_in_its_own_cache_are_found]
-PLAIN = [test_another_model_is_refused, test_caches_of_models_that_need_a_gpu, test_the_example_finds_what_servers_computed]
+PLAIN = [test_another_model_is_refused, test_caches_of_models_that_need_a_gpu,
+         test_the_example_finds_what_servers_computed, test_new_weights_share_nothing_with_old_ones]
 
 
 def main() -> int:

@@ -379,6 +379,12 @@ def test_by_copy(world: World) -> None:
     world.daemon.check()
 
 
+def test_nothing_is_stored_after_a_failed_load(world: World) -> None:
+    """vLLM computes such a request again, after a step that has computed with whatever its blocks had. A daemon that is
+    replaced between lookup and load makes loads fail, and so does a step that fails in the middle."""
+    program("vllm_copier.py")
+
+
 def test_stages_by_copy(world: World) -> None:
     """Pipeline parallelism by copy: each stage copies its own layers, and a prefix is what all stages have."""
     prompts = [document(740 + i, 500) for i in range(3)]

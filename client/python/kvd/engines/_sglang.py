@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import json
 import logging
+import os
 import re
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import sglang
 import torch
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.managers.scheduler_components import weight_updater
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
@@ -23,8 +27,30 @@ from kvd.engines._sglang_pools import Part, Unsupported, let_go, parts
 
 TESTED = ("0.5.23",)
 BY_LENGTH = ("longrope", "dynamic")     # RoPE kinds whose keys depend on the maximum sequence length
+BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend", "mamba_backend",
+            "linear_attn_backend", "linear_attn_prefill_backend", "linear_attn_decode_backend")
+CHUNK = 256                             # pages that are looked up at a time
 
+_linkers: weakref.WeakSet[Linker] = weakref.WeakSet()
 _log = logging.getLogger("kvd.engines.sglang")
+
+
+def _watch_weights() -> None:
+    """Have all linkers of this process stop sharing before weights are updated. A reset of the cache does not show why."""
+    def watched(update: Any) -> Any:
+        @functools.wraps(update)
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            for it in _linkers:
+                it.stop_sharing()
+            return update(*arguments, **options)
+        return wrapper
+
+    kind = weight_updater.SchedulerWeightUpdaterManager
+    for name in [it for it in vars(kind) if it.startswith(("update_weights", "begin_weight_update"))]:
+        setattr(kind, name, watched(getattr(kind, name)))
+
+
+_watch_weights()
 
 
 def _supported(args: Any, params: Any, components: set, cache: Any) -> dict[PoolName, Part]:
@@ -77,12 +103,13 @@ class Linker(UnifiedCacheLinker):
         self.page = params.page_size
         cache = params.token_to_kv_pool_allocator.get_kvcache()
         self.pools = _supported(server_args, params, components, cache)
-        self.on_gpu = torch.device(cache.device).type != "cpu"
+        self.device = torch.device(cache.device)
         self._open(server_args, extra_config or {}, str(cache.dtype))
         self.layer_done_counter = _Loaded()
         self._queued: dict[str, list[_Load]] = {}
         self._done: collections.deque[bool] = collections.deque()
         self._said = ""
+        _linkers.add(self)
 
     def _open(self, args: Any, extra: dict, dtype: str) -> None:
         """Open a space for each part: for keys and values, for windows, for states."""
@@ -92,7 +119,8 @@ class Linker(UnifiedCacheLinker):
             config.pop("context_len", None)     # SGLang's maximum sequence length
         fingerprint = kvd.fingerprint(
             "sglang", weights(args.model_path, extra.get("fingerprint"), getattr(model, "_commit_hash", None)), config,
-            str(args.json_model_override_args), str(args.quantization), dtype, self.page,
+            str(args.json_model_override_args), str(args.quantization), dtype, self.page, sglang.__version__,
+            self.device.type, [str(getattr(args, name, None)) for name in BACKENDS],
             [(name.value, part.layout()) for name, part in sorted(self.pools.items())])
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(args.model_path).name)[:24].strip("-.") or "model"
         space = extra.get("space") or f"sglang-{slug}-{fingerprint[0]:016x}"
@@ -110,8 +138,12 @@ class Linker(UnifiedCacheLinker):
     def _restorable(self, transfers: dict) -> list[int]:
         """A length needs all pages of keys and values, and of other parts the last ones: of a window as many as SGLang
         names, of states one."""
-        keys = _keys(transfers.pop(PoolName.KV))
-        n = _leading(self._present(PoolName.KV, keys))
+        keys, n = _keys(transfers.pop(PoolName.KV)), 0
+        while n % CHUNK == 0 and 32 * n < len(keys):
+            there = self._present(PoolName.KV, keys[32 * n:32 * (n + CHUNK)])
+            n += there.index(False) if False in there else len(there)
+            if False in there:
+                break
         lengths = list(range(1, n + 1))
         for name, transfer in transfers.items() if n else ():
             there, run = self._present(name, keys[:32 * n]), 0
@@ -147,13 +179,15 @@ class Linker(UnifiedCacheLinker):
             return -1
         index = self.layer_done_counter.update_producer()
         try:
+            if self.device.type != "cpu" and self.forward_stream is not None:   # it may still write to slots that were freed
+                torch.get_device_module(self.device).current_stream().wait_stream(self.forward_stream)
             for it in itertools.chain.from_iterable(self._queued.values()):
                 it.part.read(it.slots, it.pins)
-            for part in self.pools.values():
-                part.synchronize()
+            self._synchronize()
             self.layer_done_counter.complete(index, 0)
         except Exception as e:  # SGLang aborts the requests that need the pages
             _log.exception("pages were not read")
+            self._synchronize()
             self.layer_done_counter.fail(index, e)
         finally:
             self._drop_queued()
@@ -172,7 +206,7 @@ class Linker(UnifiedCacheLinker):
         return True
 
     def _write(self, transfers: list) -> bool:
-        if self.on_gpu:
+        if self.device.type != "cpu":
             for event in self.record_offload_ready():
                 event.synchronize()
         for it in transfers:
@@ -193,10 +227,20 @@ class Linker(UnifiedCacheLinker):
         self._done.clear()
         self.layer_done_counter.reset()
 
+    def stop_sharing(self) -> None:
+        """From now on, find and store pages under keys of this process only, because the weights change."""
+        salt = int.from_bytes(os.urandom(8), "little") | 1
+        for part in self.pools.values():
+            part.salt = salt
+
     def close(self) -> None:
         self.reset()
         for part in self.pools.values():
             part.close()
+
+    def _synchronize(self) -> None:
+        for part in self.pools.values():
+            part.synchronize()
 
     def _drop_queued(self) -> None:
         for rid in list(self._queued):
@@ -218,10 +262,6 @@ class Linker(UnifiedCacheLinker):
 
 def _keys(transfer: Any) -> bytes:
     return bytes.fromhex("".join(transfer.keys))
-
-
-def _leading(there: list[bool]) -> int:
-    return there.index(False) if False in there else len(there)
 
 
 def _drop(loads: list[_Load]) -> None:

@@ -27,6 +27,7 @@ class Part:
 
     def __init__(self, entries: list[assembler.DevicePoolEntry]):
         self.entries = entries
+        self.salt = 0       # of keys; other than 0 once the weights are not those of the fingerprint
         self.at = [0]       # where each buffer begins within a block, in bytes; at last, the size of a block
         for entry in entries:
             for buffer in entry.kv_buffer:
@@ -49,7 +50,7 @@ class Part:
     def find(self, keys: bytes) -> list[kvd.Pin]:
         """Pin the pages of these keys. The pin of a page that is absent is false."""
         self.space.catch_up()
-        return self.space.lookup_keys(keys)
+        return self.space.lookup_keys(keys, salt=self.salt)
 
     def read(self, slots: torch.Tensor, pins: list[kvd.Pin]) -> None:
         """Copy pinned pages into SGLang's slots."""
@@ -69,7 +70,7 @@ class Part:
         try:
             self._fill(slots.view(len(pins), -1)[fresh].reshape(-1), [block.id for block in blocks])
             for i, block in zip(fresh, blocks):
-                self.space.seal_key(keys[32 * i:32 * i + 32], [block]).release()
+                self.space.seal_key(keys[32 * i:32 * i + 32], [block], salt=self.salt).release()
         finally:
             self.space.free(blocks)
 

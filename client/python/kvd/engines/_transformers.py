@@ -368,7 +368,7 @@ class KvdCache(Cache):
 
     def _check_call(self, asked: dict[str, Any]) -> None:
         """Refuse arguments of the model, or of the model inside, by name."""
-        self._placed = False
+        self._placed, self._positions = False, None
         if asked.get("inputs_embeds") is not None:
             refuse(_NO_IDS)
         for name, value in asked.items():

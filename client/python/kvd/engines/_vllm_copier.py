@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -122,6 +123,7 @@ class Copier:
         self.chains: dict[str, kvd.Pin] = {}
         self.caches: list[torch.Tensor] = []
         self.failed: set[int] = set()
+        self.attached: dict[str, int] = {}      # by request that was loaded: reconnects until then, -1 if that failed
         self.step: int | None = None
 
     def register(self, caches: list[torch.Tensor]) -> None:
@@ -138,18 +140,32 @@ class Copier:
         self.blocks = self.pool.view(first.dtype).view(-1, len(caches), *first.shape[1:])
 
     def load(self, job: Job) -> None:
+        """Load a job's blocks, or report them as failed. vLLM then computes them again, after a step that has computed with
+        what was in them: nothing that follows from a failed load may be stored."""
+        self.attached[job.request_id] = -1
+        try:
+            self._load(job)
+        except kvd.Error as error:
+            logger.warning_once("kvd: blocks are not loaded: %s", error)
+            self.failed.update(job.blocks)
+
+    def _load(self, job: Job) -> None:
         self.space.catch_up()
         with self.space.lookup(job.tokens, salt=job.salt) as pin:
             if pin.tokens < len(job.tokens):
                 self.failed.update(job.blocks)
                 return
+            self.attached[job.request_id] = self.space.counters().reconnects
             ours, source = torch.tensor(job.blocks), torch.tensor(pin.blocks[job.first:])
             for i, cache in enumerate(self.caches):
                 cache[ours] = self.blocks[source, i]
 
     def store(self, job: Job) -> None:
         """Store a job's blocks. A request whose beginning has left the pool, or for which there is no room, is not
-        stored further."""
+        stored further, nor is one whose load failed, here or perhaps in a worker that found the next daemon."""
+        if not self._was_loaded(job.request_id):
+            self.let_go(self.chains.pop(job.request_id, None))
+            return
         pin = self.chains.pop(job.request_id, None)
         if not job.first:
             self.let_go(pin)
@@ -167,6 +183,13 @@ class Copier:
                 self.forget()
         finally:
             self.let_go(pin)
+
+    def _was_loaded(self, request_id: str) -> bool:
+        """Whether a request's load, if there was one, ended well, and every worker is sure to have found the same daemon."""
+        if request_id not in self.attached:
+            return True
+        self.space.catch_up()
+        return self.attached[request_id] == self.space.counters().reconnects
 
     def _extend(self, pin: kvd.Pin, job: Job) -> bool:
         """Copy and seal missing blocks of a job. Returns whether the chain has all of them now."""
@@ -257,6 +280,8 @@ class KvdCopyConnector(KVConnectorBase_V1):
         pass
 
     def wait_for_save(self) -> None:
+        if sys.exc_info()[0] is not None:       # vLLM calls this after a step that failed, too
+            return
         stores = self._get_connector_metadata().stores if self.stores else []
         if stores and self.copier.caches[0].is_cuda:
             torch.cuda.current_stream().synchronize()
@@ -265,6 +290,7 @@ class KvdCopyConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
         for request_id in finished_req_ids:
+            self.copier.attached.pop(request_id, None)
             self.copier.let_go(self.copier.chains.pop(request_id, None))
         return None, None
 

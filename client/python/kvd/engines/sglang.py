@@ -20,8 +20,9 @@ A model with sliding windows has a second space, for the pages of the layers wit
 length, SGLang needs all pages of the first space, of a window the last pages, and the state at that very length. It
 keeps states at the ends of answers, at the ends of a prompt's chunks, or every --mamba-track-interval tokens.
 
-Servers with the same weights, model configuration, overrides, types and page size share. Others use another space, or
-are refused (kvd.Mismatch) if `space` is given.
+Servers with the same weights, model configuration, overrides, types, page size, SGLang and backends share. Others use
+another space, or are refused (kvd.Mismatch) if `space` is given. A server whose weights are updated (update_weights_from_*)
+shares nothing from then on, until it is restarted.
 
 Tested with SGLang 0.5.23: torch_native on CPUs with Llama, Laguna and LFM2 (with the repairs of tests/engines/standins.py:
 its windows read other slots than they write), and without a model the pools of MLA, DeepSeek

@@ -11,7 +11,8 @@ times ranks plus rank), and stores and loads its part of each block there; with 
 same blocks, they share one space, and the first one stores. The scheduler looks up a request in all spaces, uses the
 prefix that all of them have, and pins it until the step that loads it has ended; workers compare the tokens again. vLLM's
 own prefix cache is used first. If the pool is full or there is no daemon, nothing is stored or found, and vLLM continues
-alone. If the daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute").
+alone. If the daemon dies between lookup and load, vLLM's kv_load_failure_policy applies (use "recompute"), and nothing of
+that request is stored.
 
 Refused at start: everything that kvd.engines.vllm refuses, except tensor, pipeline and data parallelism and draft models on
 GPUs, MLA on CPUs, events, other layouts and disabled prefix caching; in addition, draft heads, layers in several groups,
