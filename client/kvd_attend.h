@@ -72,6 +72,42 @@ int kvd_paged_attention(kvd_space *space, uint32_t layer, const struct kvd_table
                         const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                         size_t ldo);
 
+/*
+ * What new tokens see of a sequence (kvd_methods.h), which the methods may have changed: the tokens
+ * of its resident entries, as kvd_sequence_entries lists them. Members that are NULL are off.
+ */
+struct kvd_seen {
+        struct kvd_sequence *sequence;
+        /*
+         * [head_dim / 2] of the rotary embedding: radians per position by which elements i and
+         * i + head_dim / 2 of a key are rotated. For entries with a delta (MemShare).
+         */
+        const float *frequencies;
+        /*
+         * [kv_heads] lists of n_chosen[head] slots, ascending: only these are seen (HShare). Slot s
+         * is token s % block_tokens of entry s / block_tokens. Slots that hold no token are ignored.
+         */
+        const uint32_t *const *chosen;
+        const uint32_t *n_chosen;
+        /*
+         * [entries] attention mass is added here, summed over the query heads and new tokens of a
+         * call, each of which gives 1 to all that it sees, less what its sink takes
+         */
+        float *mass;
+};
+
+/*
+ * Does the same as kvd_paged_attention, but new tokens see the sequence first, and then the table's
+ * positions 0 to first + i: those behind the last entry, which kvd_sequence_append may later add to
+ * it. Keys are those of their own positions; slots of compacted entries have none. -EINVAL: also
+ * an entry has a delta, and frequencies is NULL; or the space has several layer groups; or there is
+ * a sliding window, and an entry is compacted or not full. -ESTALE: the table and the sequence
+ * belong to different daemons.
+ */
+int kvd_sequence_attention(const struct kvd_seen *seen, uint32_t layer,
+                           const struct kvd_table *table, const struct kvd_heads *heads,
+                           const float *q, size_t ldq, float *out, size_t ldo);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

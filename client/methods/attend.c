@@ -6,33 +6,15 @@
  * reused by later calls.
  */
 
-#include "client/kvd_attend.h"
+#include "client/methods/attend.h"
 
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
-#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
-#include "kernels/attend.h"
-
-#define LINE 64u
-
-/* A layer of a call: where its planes are in each block. */
-struct layer {
-        const struct kvd_shape *geometry;
-        const struct kvd_ops *ops;
-        struct view *view;
-        struct kvd_layer_view at;
-        size_t keys, values; /* bytes from a block's start */
-};
 
 /* ---- scratch memory -------------------------------------------------------------------------- */
-
-struct scratch {
-        size_t bytes;
-        alignas(16) uint8_t data[];
-};
 
 static struct scratch *scratch_new(size_t bytes) {
         struct scratch *s = sys->calloc(1, sizeof *s + bytes);
@@ -46,7 +28,7 @@ static struct scratch *scratch_new(size_t bytes) {
  * Takes a buffer that an earlier call left, or makes one of twice the size, because contexts grow
  * by a token per call.
  */
-static struct scratch *scratch_take(struct kvd_space *space, size_t bytes) {
+struct scratch *scratch_take(struct kvd_space *space, size_t bytes) {
         for (uint32_t i = 0; i < ARRAY_SIZE(space->scratch); i++) {
                 struct scratch *s = atomic_exchange(&space->scratch[i], NULL);
 
@@ -57,7 +39,7 @@ static struct scratch *scratch_take(struct kvd_space *space, size_t bytes) {
         return scratch_new(2 * bytes);
 }
 
-static void scratch_put(struct kvd_space *space, struct scratch *s) {
+void scratch_put(struct kvd_space *space, struct scratch *s) {
         for (uint32_t i = 0; s && i < ARRAY_SIZE(space->scratch); i++)
                 s = atomic_exchange(&space->scratch[i], s);
         free(s);
@@ -110,8 +92,8 @@ static int check_table(const struct kvd_space *space, const struct view *view,
         return 0;
 }
 
-static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
-                      struct layer *ret) {
+int attend_find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
+                      struct attend_layer *ret) {
         struct view *view;
         int r = check_space(space, number);
 
@@ -121,7 +103,9 @@ static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd
         r = check_table(space, view, t);
         if (r < 0)
                 return r;
-        *ret = (struct layer){.geometry = &space->geometry, .ops = client_ops(), .view = view};
+        *ret = (struct attend_layer){.geometry = &space->geometry,
+                                     .ops = client_ops(),
+                                     .view = view};
         layer_lay_out(view->ix, view->base, number, &ret->at);
         ret->keys = (size_t)(ret->at.keys - view->base);
         ret->values = (size_t)(ret->at.values - view->base);
@@ -150,7 +134,7 @@ static int find_filling(const struct view *view, uint32_t id, uint8_t **ret) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static void store(const struct layer *l, uint8_t *to, const float *from) {
+static void store(const struct attend_layer *l, uint8_t *to, const float *from) {
         const struct kvd_shape *g = l->geometry;
 
         for (uint32_t h = 0; h < g->kv_heads; h++, to += l->at.head_stride, from += g->head_dim)
@@ -164,9 +148,9 @@ static void store(const struct layer *l, uint8_t *to, const float *from) {
 int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
                     const float *k, const float *v, size_t ld) {
         uint32_t tokens = space->geometry.block_tokens, last = UINT32_MAX;
-        struct layer l;
+        struct attend_layer l;
         uint8_t *block = NULL;
-        int r = find_layer(space, layer, t, &l);
+        int r = attend_find_layer(space, layer, t, &l);
 
         for (uint32_t i = 0; r == 0 && i < t->n; i++, k += ld, v += ld) {
                 uint32_t position = t->first + i;
@@ -185,7 +169,7 @@ int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_ta
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-static struct kvd_attention describe(const struct layer *l, const struct kvd_table *t,
+struct kvd_attention attend_describe(const struct attend_layer *l, const struct kvd_table *t,
                                      const struct kvd_heads *heads) {
         const struct kvd_shape *g = l->geometry;
 
@@ -204,20 +188,19 @@ static struct kvd_attention describe(const struct layer *l, const struct kvd_tab
         };
 }
 
-/* All KV heads, one after the other. */
-static void attend(const struct layer *l, struct kvd_attention *a, const float *sinks,
-                   const float *q, float *out) {
-        for (uint32_t h = 0; h < l->geometry->kv_heads; h++) {
-                a->k_offset = l->keys + h * l->at.head_stride;
-                a->v_offset = l->values + h * l->at.head_stride;
-                a->q = q + (size_t)h * a->group * a->dim;
-                a->out = out + (size_t)h * a->group * a->dim;
-                a->sinks = sinks ? sinks + (size_t)h * a->group : NULL;
-                kvd_attend(a);
-        }
+void attend_head(const struct attend_layer *l, const struct kvd_heads *heads, uint32_t head,
+                 struct kvd_attention a) {
+        size_t query = (size_t)head * a.group;
+
+        a.k_offset = l->keys + head * l->at.head_stride;
+        a.v_offset = l->values + head * l->at.head_stride;
+        a.q += query * a.dim;
+        a.out += query * a.dim;
+        a.sinks = heads->sinks ? heads->sinks + query : NULL;
+        kvd_attend(&a);
 }
 
-static int check_heads(const struct kvd_shape *g, const struct kvd_heads *heads) {
+int attend_check_heads(const struct kvd_shape *g, const struct kvd_heads *heads) {
         if (g->rope == KVD_ROPE_PRE)
                 return client_fail(-EINVAL, "the space's keys are stored before their rotation");
         if (heads->heads == 0 || heads->heads % g->kv_heads != 0)
@@ -230,18 +213,19 @@ static int check_heads(const struct kvd_shape *g, const struct kvd_heads *heads)
         return 0;
 }
 
-/* The table's addresses, at the start of the scratch memory. */
-static int find_blocks(const struct layer *l, const struct kvd_table *t, uint32_t n,
-                       uint8_t **blocks) {
+int attend_find_blocks(const struct attend_layer *l, const struct kvd_table *t, uint32_t n,
+                       const uint8_t **blocks) {
+        uint8_t *block;
         int r = 0;
 
-        for (uint32_t i = 0; r == 0 && i < n; i++)
-                r = find_block(l->view, t->blocks[i], blocks + i);
+        for (uint32_t i = 0; r == 0 && i < n; i++) {
+                r = find_block(l->view, t->blocks[i], &block);
+                blocks[i] = block;
+        }
         return r;
 }
 
-/* Makes room for scores behind the addresses. On failure s is unchanged. */
-static int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
+int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
         struct scratch *larger;
 
         if ((*s)->bytes >= bytes)
@@ -255,11 +239,12 @@ static int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
         return 0;
 }
 
-static int attend_in(struct scratch **s, const struct layer *l, const struct kvd_table *t,
-                     struct kvd_attention *a, const float *sinks, const float *q, float *out) {
+/* The table's addresses are at the start of the scratch memory, and the scores behind them. */
+static int attend_in(struct scratch **s, const struct attend_layer *l, const struct kvd_table *t,
+                     const struct kvd_heads *heads, struct kvd_attention *a) {
         uint32_t n_blocks = DIV_UP(t->first + t->n, a->block_tokens);
-        size_t used = ALIGN_UP(n_blocks * sizeof(uint8_t *), LINE);
-        int r = find_blocks(l, t, n_blocks, (uint8_t **)(*s)->data);
+        size_t used = ALIGN_UP(n_blocks * sizeof(uint8_t *), ATTEND_LINE);
+        int r = attend_find_blocks(l, t, n_blocks, (const uint8_t **)(*s)->data);
 
         if (r < 0)
                 return r;
@@ -269,7 +254,8 @@ static int attend_in(struct scratch **s, const struct layer *l, const struct kvd
                 return r;
         a->blocks = (const uint8_t *const *)(*s)->data;
         a->scratch = (float *)((*s)->data + used);
-        attend(l, a, sinks, q, out);
+        for (uint32_t h = 0; h < l->geometry->kv_heads; h++)
+                attend_head(l, heads, h, *a);
         return 0;
 }
 
@@ -278,20 +264,22 @@ int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kv
                         size_t ldo) {
         struct kvd_attention a;
         struct scratch *s;
-        struct layer l;
-        int r = find_layer(space, layer, t, &l);
+        struct attend_layer l;
+        int r = attend_find_layer(space, layer, t, &l);
 
         if (r == 0)
-                r = check_heads(l.geometry, heads);
+                r = attend_check_heads(l.geometry, heads);
         if (r < 0)
                 return r;
-        a = describe(&l, t, heads);
+        a = attend_describe(&l, t, heads);
+        a.q = q;
         a.ldq = ldq;
+        a.out = out;
         a.ldo = ldo;
-        s = scratch_take(space, ALIGN_UP(t->n_blocks * sizeof(uint8_t *), LINE));
+        s = scratch_take(space, ALIGN_UP(t->n_blocks * sizeof(uint8_t *), ATTEND_LINE));
         if (!s)
                 return client_fail(-ENOMEM, "no memory for a table of %u blocks", t->n_blocks);
-        r = attend_in(&s, &l, t, &a, heads->sinks, q, out);
+        r = attend_in(&s, &l, t, heads, &a);
         scratch_put(space, s);
         return r;
 }

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_uint32
+from array import array
+from ctypes import c_uint32, c_void_p
 from typing import TYPE_CHECKING, Sequence
 
 from ._block import Block
-from ._native import HeadsStruct, TableStruct, check, lib, number
+from ._native import HeadsStruct, SeenStruct, TableStruct, check, lib, number
 from ._pin import Pin
 
 if TYPE_CHECKING:
+    from ._sequence import Sequence as TokenSequence
     from ._space import Space
 
 
@@ -86,17 +88,38 @@ class Table:
             check(result)
 
     def attend(self, layer: int, first: int, n: int, heads: int, scale: float, q: int, ldq: int, out: int,
-               ldo: int, *, window: int = 0, cap: float = 0.0, sinks: int = 0) -> None:
+               ldo: int, *, window: int = 0, cap: float = 0.0, sinks: int = 0, after: TokenSequence | None = None,
+               frequencies: int = 0, chosen: Sequence[array[int]] | None = None, mass: int = 0) -> None:
         """Compute causal attention from n tokens at position first to all positions up to their own. Queries and
         results are [n, heads, head_dim], with rows ldq and ldo floats apart.
 
         window: a token sees only the last window positions up to its own; 0: all. cap: scores are cap * tanh(scale * q . k
-        / cap); 0: they are not. sinks: address of a score per query head that takes weight and has no value; 0: none."""
+        / cap); 0: they are not. sinks: address of a score per query head that takes weight and has no value; 0: none.
+
+        after: a sequence whose resident entries are seen first, as the methods have left them; positions of this table then
+        begin behind it. frequencies: address of [head_dim / 2] radians per position, for entries with a delta. chosen: for
+        each KV head the slots of the sequence that are seen (entry * block_tokens + token), ascending, in an array("I");
+        None: all. mass: address of a float per entry to which its attention is added; 0: none. Raises kvd.Invalid for a
+        window over compacted or partial entries, and kvd.Stale if a daemon was replaced in between."""
         row = number("heads", heads) * self._dim
         _check_row(ldq, row, n)
         _check_row(ldo, row, n)
         self._struct.first, self._struct.n = number("first", first), number("n", n)
         form = HeadsStruct(heads, number("window", window), scale, cap, sinks or None)
-        result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, form, q, ldq, out, ldo)
+        if after is None:
+            result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, form, q, ldq, out, ldo)
+        else:
+            seen = SeenStruct(after._open()._as_parameter_, frequencies or None, *self._lists(chosen), mass or None)
+            result = lib.kvd_sequence_attention(seen, number("layer", layer), self._at, form, q, ldq, out, ldo)
         if result:
             check(result)
+
+    def _lists(self, chosen: Sequence[array[int]] | None) -> tuple[int | None, int | None]:
+        """Return the addresses of the lists' addresses and of their lengths, which the table keeps until the next call."""
+        if chosen is None:
+            return None, None
+        if len(chosen) != self._row // self._dim or any(it.itemsize != 4 for it in chosen):
+            raise ValueError(f"chosen must have an array of 32 bits for each of {self._row // self._dim} KV heads")
+        self._chosen = ((c_void_p * len(chosen))(*(it.buffer_info()[0] for it in chosen)),
+                        (c_uint32 * len(chosen))(*map(len, chosen)))
+        return ctypes.addressof(self._chosen[0]), ctypes.addressof(self._chosen[1])

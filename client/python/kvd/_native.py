@@ -41,6 +41,10 @@ class HeadsStruct(Structure):
     _fields_ = [("heads", c_uint32), ("window", c_uint32), ("scale", c_float), ("cap", c_float), ("sinks", c_void_p)]
 
 
+class SeenStruct(Structure):
+    _fields_ = [(name, c_void_p) for name in ("sequence", "frequencies", "chosen", "n_chosen", "mass")]
+
+
 class BlockStruct(Structure):
     _fields_ = [("data", c_void_p), ("view", c_void_p), ("id", c_uint32), ("generation", c_uint32)]
 
@@ -190,6 +194,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_paged_write": (c_int, (_HANDLE, c_uint32, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t)),
     "kvd_paged_attention": (c_int, (_HANDLE, c_uint32, _ADDRESS, POINTER(HeadsStruct), _ADDRESS, ctypes.c_size_t, _ADDRESS,
                                     ctypes.c_size_t)),
+    "kvd_sequence_attention": (c_int, (POINTER(SeenStruct), c_uint32, _ADDRESS, POINTER(HeadsStruct), _ADDRESS,
+                                       ctypes.c_size_t, _ADDRESS, ctypes.c_size_t)),
 }
 
 

@@ -97,6 +97,7 @@ static void give_everything_back(struct held *h) {
 static int calls_that_go_on(struct held *h) {
         const struct kvd_table table = {h->more.view, &h->more.id, 1, 0, 1};
         const struct kvd_heads heads = {.heads = 1, .scale = 1};
+        const struct kvd_seen seen = {.sequence = h->sequence};
         struct kvd_pin pins[2] = {{0}};
         struct kvd_space_memory memory;
         struct DLManagedTensor *tensor;
@@ -156,6 +157,7 @@ static int calls_that_go_on(struct held *h) {
         REFUSED(kvd_prefix_sample(space, 1, 1, &h->more, TOKENS));
         REFUSED(kvd_paged_write(space, 0, &table, floats, floats, 32));
         REFUSED(kvd_paged_attention(space, 0, &table, &heads, floats, 32, floats, 32));
+        REFUSED(kvd_sequence_attention(&seen, 0, &table, &heads, floats, 32, floats, 32));
         REFUSED(kvd_wait_on(space, &h->pin, NULL));
         REFUSED(kvd_check_pin(space, &h->pin));
         REFUSED(kvd_layer_view(space, 0, &layer));

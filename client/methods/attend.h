@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_CLIENT_METHODS_ATTEND_H
+#define KVD_CLIENT_METHODS_ATTEND_H
+
+/* What kvd_paged_attention and kvd_sequence_attention have in common: checks, and memory. */
+
+#include "client/gpu/gpu_view.h"
+#include "client/kvd_attend.h"
+#include "kernels/attend.h"
+
+#define ATTEND_LINE 64u
+
+/* A layer of a call: where its planes are in each block. */
+struct attend_layer {
+        const struct kvd_shape *geometry;
+        const struct kvd_ops *ops;
+        struct view *view;
+        struct kvd_layer_view at;
+        size_t keys, values; /* bytes from a block's start */
+};
+
+/* Checks a table and finds its layer. -EINVAL, -ECHILD */
+int attend_find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
+                      struct attend_layer *ret);
+/* Returns the addresses of the first n blocks of a table. -EINVAL: one is not mapped. */
+int attend_find_blocks(const struct attend_layer *l, const struct kvd_table *t, uint32_t n,
+                       const uint8_t **blocks);
+int attend_check_heads(const struct kvd_shape *g, const struct kvd_heads *heads);
+/* All but the blocks, what is seen of them, and the rows. */
+struct kvd_attention attend_describe(const struct attend_layer *l, const struct kvd_table *t,
+                                     const struct kvd_heads *heads);
+/* One KV head. a describes the call; the rest of it is set. */
+void attend_head(const struct attend_layer *l, const struct kvd_heads *heads, uint32_t head,
+                 struct kvd_attention a);
+
+/* Memory of a space that calls reuse. */
+struct scratch {
+        size_t bytes;
+        alignas(16) uint8_t data[];
+};
+
+struct scratch *scratch_take(struct kvd_space *space, size_t bytes);
+void scratch_put(struct kvd_space *space, struct scratch *s);
+/* Makes room behind the used bytes, which stay. -ENOMEM; s is unchanged then. */
+int scratch_grow(struct scratch **s, size_t used, size_t bytes);
+
+#endif
