@@ -215,7 +215,7 @@ int attend_check_heads(const struct kvd_shape *g, const struct kvd_heads *heads)
 
 int attend_find_blocks(const struct attend_layer *l, const struct kvd_table *t, uint32_t n,
                        const uint8_t **blocks) {
-        uint8_t *block;
+        uint8_t *block = NULL;
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < n; i++) {
