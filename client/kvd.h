@@ -320,7 +320,7 @@ struct kvd_block {
  * more are available. Blocks come from a small magazine that the library keeps (without a system
  * call) and that replies to kvd_seal refill, or else from the daemon, which evicts unpinned blocks
  * if necessary. Ids ascend, and are consecutive as far as possible: in a new space they are 0, 1, 2
- * and so on. Does not wait until blocks become free. -ENOBUFS: every block of the pool is pinned or
+ * and so on. All blocks of a call belong to one daemon. Does not wait until blocks become free. -ENOBUFS: every block of the pool is pinned or
  * being filled, or the daemon was still searching for an unused one at the call's deadline;
  * -EDQUOT: the quota of the caller or its domain is used up; -ETIMEDOUT: the daemon did not answer,
  * and no block was allocated.

@@ -6,6 +6,7 @@
  */
 
 #include <errno.h>
+#include <string.h>
 
 #include "client/gpu/gpu_view.h"
 
@@ -41,6 +42,16 @@ static int alloc_piece(struct kvd_space *space, uint32_t n, struct kvd_block *bl
         return r;
 }
 
+/* Blocks of two daemons cannot be used together: keeps those of the later one. Returns how many. */
+static uint32_t keep_one_view(struct kvd_space *space, struct kvd_block *blocks, uint32_t before,
+                              uint32_t n) {
+        if (!before || !n || blocks[before].view == blocks[0].view)
+                return before + n;
+        kvd_free(space, before, blocks);
+        memmove(blocks, blocks + before, n * sizeof *blocks);
+        return n;
+}
+
 int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         uint32_t got = 0, want;
         int r;
@@ -52,7 +63,7 @@ int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         do {
                 want = MIN(n - got, PIECE);
                 r = alloc_piece(space, want, blocks + got);
-                got += r > 0 ? (uint32_t)r : 0;
+                got = keep_one_view(space, blocks, got, r > 0 ? (uint32_t)r : 0);
         } while (r == (int)want && got < n);
         if (r == -ENOBUFS || r == -EDQUOT)
                 count(space, COUNT_REFUSED, 1);

@@ -117,7 +117,8 @@ class Block(View):
 
 
 def take(handle: Handle, n: int) -> list[BlockStruct]:
-    """Allocate n blocks, or none if there is an error, in pieces, so that a huge n does not use memory."""
+    """Allocate n blocks, or none if there is an error, in pieces, so that a huge n does not use memory. All are of one daemon:
+    if it was replaced meanwhile, those of the old one could only be freed."""
     taken: list[BlockStruct] = []
     while len(taken) < n:
         room = (BlockStruct * min(n - len(taken), PIECE))()
@@ -126,6 +127,9 @@ def take(handle: Handle, n: int) -> list[BlockStruct]:
             failure = error(got)
             lib.kvd_free(handle, len(taken), (BlockStruct * len(taken))(*taken))
             raise failure
+        if taken and room[0].view != taken[0].view:
+            lib.kvd_free(handle, len(taken), (BlockStruct * len(taken))(*taken))
+            taken = []
         taken += [BlockStruct.from_buffer_copy(it) for it in room[:got]]
     return taken
 
