@@ -6,6 +6,7 @@ Logits reach about 15. Sums in another order differ by about 1e-6 there, and by 
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -458,6 +459,183 @@ def test_what_a_batch_does_not_support(server, space):
     assert soon(lambda: held(server) == 0)
 
 
+# ---- KeyDiff ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reduced(server, budget: int, **settings):
+    """A space under KeyDiff's budget, in tokens per layer and head."""
+    with kvd.connect(server.socket) as connection, open_space(connection, ours, f"reduced-{budget}") as space:
+        for name, value in {"keydiff": 1, "keydiff.budget": budget, **settings}.items():
+            space.set(name, value)
+        yield space
+
+
+def step(model, token: int, at: int, cache) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([[token]]), past_key_values=cache, position_ids=torch.tensor([[at]])).logits[0, -1]
+
+
+def seen(cache) -> DynamicCache:
+    """What a cache sees of its tokens, for transformers' own attention."""
+    it = DynamicCache(config=alone.config)
+    for i, (keys, values) in enumerate(cache._seen()):
+        it.update(keys, values, i)
+    return it
+
+
+def test_a_budget_keeps_some_tokens_of_each_head(server, space):
+    with reduced(server, 200) as own:
+        ids = document(9000, 600)
+        for _ in range(2):          # nothing of the first is found by the second, since it is approximate
+            with KvdCache(ours, own, ids) as cache:
+                assert cache.found == 0
+                generate(ours, ids, cache, n=1)
+                (row,) = cache._sequences
+                assert row.used == 200 and len(cache.blocks) <= 200 // 16 + 2, (row.used, len(cache.blocks))
+                flags = [it.flags for it in row.kept.entries()]
+                assert any(it & kvd.EntryFlags.COMPACT for it in flags) and not flags[0] & kvd.EntryFlags.COMPACT
+                for i, token in enumerate(document(9001, 60)):
+                    before = seen(cache)
+                    assert before.get_seq_length() == row.used <= 216
+                    assert torch.allclose(step(ours, token, 600 + i, cache), step(alone, token, 600 + i, before),
+                                          atol=TOLERANCE), i
+        assert own.match(ids) == 0
+    assert soon(lambda: held(server) == 0)
+    server.check()
+
+
+def test_a_budget_for_all_changes_nothing(server, space):
+    with reduced(server, 5000) as own:
+        ids = document(9010, 500)
+        assert in_place(own, ids)[0] == generate(alone, ids)
+
+
+def test_answers_under_half_of_the_budget(server, space):
+    """The model's own task: a fact of a document. Half of the tokens suffice for all of them."""
+    demo = ROOT / "tools/kvlm/demo"
+    text, tokenizer = (demo / "document-1.txt").read_text(), AutoTokenizer.from_pretrained(MODEL)
+    for line in (demo / "questions-1.jsonl").read_text().splitlines()[:8]:
+        it = json.loads(line)
+        ids = tokenizer(text + it["prompt"]).input_ids
+        with reduced(server, len(ids) // 2) as own:
+            assert tokenizer.decode(in_place(own, ids)[0]).startswith(it["answer"]), it
+
+
+def test_rows_under_a_budget(server, space):
+    prompts = [document(9020, 300), document(9021, 120)]
+    ids, mask = padded(prompts)
+    with reduced(server, 150) as own:
+        expected = [in_place(own, it)[0] for it in prompts]
+        assert batch_in_place(ours, own, ids, mask)[0] == expected
+
+
+def test_the_budget_follows_the_switches(server, space):
+    with reduced(server, 100, **{"keydiff.slack": 0}) as own:
+        ids = document(9030, 300)
+        with KvdCache(ours, own, ids) as cache:
+            generate(ours, ids, cache, n=1)
+            (row,) = cache._sequences
+            assert row.used == 100
+            for i, (budget, used) in enumerate(((0, 150), (80, 80), (1000, 130))):
+                own.set("keydiff.budget", budget)
+                for j, token in enumerate(document(9031 + i, 50)):
+                    step(ours, token, 300 + 50 * i + j, cache)
+                assert row.used == used, (row.used, budget)
+
+
+def test_a_budget_outlives_its_daemon(server, space):
+    """The rest of the request goes on in private memory, and sees what the pool had."""
+    with reduced(server, 200, **{"keydiff.slack": 10000}) as own:
+        ids = document(9040, 400)
+        with KvdCache(ours, own, ids) as cache:
+            expected = generate(ours, ids, cache, n=700)
+        with KvdCache(ours, own, ids) as cache:
+            assert generate(ours, ids, cache, n=700, stopping_criteria=[At(450, server.kill)]) == expected
+            assert cache.private
+        assert in_place(own, ids)[0] == generate(alone, ids)        # a new request without a daemon is exact
+        server.start()
+    with reduced(server, 200, **{"keydiff.slack": 10000}) as own:       # the next daemon's space, with its own switches
+        assert in_place(own, ids)[0] == expected[:NEW]
+    server.check()
+
+
+def test_a_daemon_that_is_replaced_under_a_budget(server, space):
+    """At the end of a block, when the row has no block to fill, and before its first step: it goes on with what it has."""
+    def restart():
+        server.kill()
+        server.start()
+
+    with reduced(server, 200, **{"keydiff.slack": 10000}) as own:
+        ids = document(9060, 400)
+        with KvdCache(ours, own, ids) as cache:
+            expected = generate(ours, ids, cache, n=700)
+        for at in (416, 425):
+            for name, value in {"keydiff": 1, "keydiff.budget": 200, "keydiff.slack": 10000}.items():
+                own.set(name, value)
+            with KvdCache(ours, own, ids) as cache:
+                assert generate(ours, ids, cache, n=700, stopping_criteria=[At(at, restart)]) == expected, at
+                assert cache.private and cache.blocks == [], cache.blocks
+            own.catch_up()
+        own.set("keydiff", 1)
+        own.set("keydiff.budget", 200)
+        with KvdCache(ours, own, ids) as cache:
+            restart()
+            assert generate(ours, ids, cache) == generate(alone, ids)
+    server.check()
+
+
+def test_a_compaction_that_fails_is_tried_again(server, space):
+    """Packed blocks need room beside the old ones, which a full pool does not have. The row is then what it was."""
+    with reduced(server, 100, **{"keydiff.slack": 0}) as own:
+        ids, asked = document(9070, 200), []
+        with KvdCache(ours, own, ids) as cache:
+            (row,) = cache._sequences
+            compact = row.kept.compact
+
+            def sometimes(*arguments):
+                asked.append(row.length)
+                if len(asked) < 3:
+                    raise kvd.PoolFull(errno.ENOBUFS, "there is no room")
+                return compact(*arguments)
+
+            row.kept.compact = sometimes
+            generate(ours, ids, cache, n=1)
+            assert row.used == 200 and asked == [200]
+            for i, token in enumerate(document(9071, 40)):
+                step(ours, token, 200 + i, cache)
+                assert row.used == (201 + i if i < 31 else 100), (i, row.used)
+            assert asked[:3] == [200, 216, 232] and not cache.private
+
+
+def reduced_in_child(socket: str) -> None:
+    with kvd.connect(socket) as connection, open_space(connection, ours, "reduced-200") as own:
+        ids = document(9050, 400)
+        with KvdCache(ours, own, ids) as cache:
+            generate(ours, ids, cache, n=1)
+            print(len(cache.blocks), flush=True)
+            signal.pause()
+
+
+def test_a_process_under_a_budget_is_killed(server, space):
+    with reduced(server, 200) as own:
+        process = subprocess.Popen([sys.executable, __file__, server.socket, "--reduced"], stdout=subprocess.PIPE, text=True)
+        assert 0 < int(process.stdout.readline()) <= 14
+        process.kill()
+        process.wait()
+        assert soon(lambda: held(server) == 0 and server.stat("spaces")["spaces"][0]["sequences"] == 0)
+        assert in_place(own, document(9051, 400))[0]
+    server.check()
+
+
+def test_what_a_budget_does_not_support(server, space):
+    model = windowed("Mistral")
+    with kvd.connect(server.socket) as connection, open_space(connection, model) as own:
+        own.set("keydiff", 1)
+        own.set("keydiff.budget", 100)
+        expect(ValueError, "sliding windows", KvdCache, model, own, [1, 2, 3])
+
+
 # ---- continuous batching ---------------------------------------------------------------------------------------------
 
 
@@ -859,6 +1037,30 @@ def test_the_examples(server, space):
         assert first.split("   (")[0] == second.split("   (")[0] and "(2" in second or "(1" in second, done.stdout
 
 
+def test_the_example_follows_kvctl(server, space):
+    demo = ROOT / "tools/kvlm/demo"
+    assert len((EXAMPLES / "methods_transformers.py").read_text().splitlines()) <= 30
+    it = json.loads((demo / "questions-1.jsonl").read_text().splitlines()[0])
+    question = it["prompt"].removeprefix("Question: ").removesuffix("\nAnswer:")
+    with daemon("--pool", "64M") as own:
+        process = subprocess.Popen([sys.executable, EXAMPLES / "methods_transformers.py", MODEL, demo / "document-1.txt"],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                   env={**os.environ, "KVD_SOCKET": own.socket})
+
+        def ask() -> tuple[int, str]:
+            print(question, file=process.stdin, flush=True)
+            blocks, answer = process.stdout.readline().strip().split(":")
+            return int(blocks.split()[0]), answer
+
+        command = process.stdout.readline().split()
+        whole, answer = ask()
+        own.kvctl(*command[1:])
+        fewer, again = ask()
+        process.communicate()
+        assert answer == again == it["answer"] and fewer < 0.6 * whole, (whole, answer, fewer, again)
+        own.check()
+
+
 def main() -> int:
     tests = [it for name, it in globals().items() if name.startswith("test_")]
     with daemon("--pool", "64M") as server, kvd.connect(server.socket) as connection:
@@ -871,6 +1073,8 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--batches"]:
         batch_in_child(*sys.argv[2:])
+    if sys.argv[2:] == ["--reduced"]:
+        sys.exit(reduced_in_child(sys.argv[1]))
     if sys.argv[2:] == ["--rows"]:
         sys.exit(rows_in_child(sys.argv[1]))
     if len(sys.argv) > 1:

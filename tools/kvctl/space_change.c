@@ -227,8 +227,11 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
                 of_a_method |= is_of_a_method(args->operand[i]);
         }
         if (of_a_method) {
-                answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
-                answer_say(answer, "vLLM, transformers and the other engines do not.");
+                answer_say(
+                        answer,
+                        "kvlm and programs that call kvd_methods.h follow this; of the engines,");
+                answer_say(answer,
+                           "transformers in place follows KeyDiff, and the others follow nothing.");
         }
         return r;
 }

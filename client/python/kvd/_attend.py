@@ -78,6 +78,14 @@ class Table:
             raise ValueError(f"blocks {first} to {first + len(ids) - 1} of a table of {len(self)}")
         self._ids[first:first + len(ids)] = [number("id", it) for it in ids]
 
+    def drop(self, n: int) -> None:
+        """Remove the first n blocks: positions then begin behind them."""
+        if not 0 <= n <= len(self):
+            raise ValueError(f"{n} blocks of a table of {len(self)}")
+        rest = self._ids[n:len(self)]
+        self._ids[:len(rest)] = rest
+        self._struct.n_blocks = len(rest)
+
     def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
         """Store the keys and values of n tokens from position first on: [n, kv_heads, head_dim], rows ld floats
         apart."""

@@ -145,14 +145,15 @@ class Sequence:
                                       row.buffer_info()[0]))
         self._pins.append(pin)
 
-    def append(self, blocks: List[Block], tokens: Tokens) -> None:
+    def append(self, blocks: List[Block], tokens: Tokens) -> int:
         """Append filled blocks with these tokens to the table. They then belong to the sequence: read-only, and in no
-        index. Only the last one may be partial. Raises the same errors as Pin.seal()."""
+        index. Only the last one may be partial. Returns how many were appended: fewer than given if a part of a large
+        request failed. Raises the same errors as Pin.seal(); then none was appended."""
         row, room = words(tokens), structs_of(list(blocks))
         result = lib.kvd_sequence_append(self._open(), len(room), room, *row.buffer_info())
-        for block, struct in zip(blocks, room):
-            block._became(struct, sealed=result >= 0)
-        check(result)
+        for i, (block, struct) in enumerate(zip(blocks, room)):
+            block._became(struct, sealed=i < result)
+        return check(result)
 
     def step(self, first: int, n: int) -> None:
         """MemShare: report that tokens [first, first + n) are a complete step. Does nothing if memshare is off."""

@@ -23,8 +23,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import kvd
 
 from .._handle import when_forgotten
-from ._transformers_copy import gather
-from ._transformers_model import DTYPES, check_space, form_of, refuse, thread
+from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows, thread
+from ._transformers_sequence import Reduced, Rows, Sequence
 
 log = logging.getLogger("kvd.engines.transformers")
 
@@ -66,111 +66,26 @@ def _several(n: int, rows: int) -> str:
             " input_ids that have a row for each; it does not support beams")
 
 
-class _Rows:
-    """Floats [rows, columns, heads, dim] of a tensor [rows, heads, columns, dim], by address, because views of single rows
-    would cost a step more than its attention does. Copies only if necessary."""
-
-    def __init__(self, states: torch.Tensor):
-        _, heads, self.columns, dim = states.shape
-        if self.columns > 1 or states.dtype != torch.float32 or not states.is_contiguous():
-            states = states.transpose(1, 2).to(torch.float32).contiguous()
-        self.states, self.width, self.at = states, heads * dim, states.data_ptr()       # the tensor keeps the memory
-
-    def last(self, row: int, n: int) -> int:
-        """Return the address of a row's last n columns."""
-        return self.at + ((row + 1) * self.columns - n) * self.width * 4
-
-
-class _Sequence:
-    """A row's blocks: found ones, which are pinned, then its own, which are sealed when they are full."""
-
-    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int):
-        self.space, self.size = space, space.geometry.block_tokens
-        self.prompt, self.pad = tokens, pad
-        self.pin = space.find(tokens[:-1], salt=salt)
-        self.filling: list[kvd.Block] = []      # blocks behind the pinned ones
-        self.found = self.pin.tokens // self.size * self.size   # a partial last block cannot be continued
-        self.length = self.found                # number of positions written in all layers
-        self.tokens = tokens[:self.found]
-        self.new: list[int] = []                # tokens of the forward pass in progress that have no keys yet
-        self.asking, self.queries = 0, 0        # position of its first query that is not padding, and number of queries
-        self.publishing, self.closed = True, False
-        self.table = kvd.Table(space)
-        if self.found:
-            self.table.extend(self.pin, self.pin.blocks[:self.found // self.size])
-
-    def begin(self, new: list[int], first: int) -> None:
-        """Begin a forward pass of tokens from position first on, which is negative before the end of the padding."""
-        self.asking, padding = max(first, 0), max(-first, 0)
-        self.queries = max(first + len(new) - self.asking, 0)
-        expected = self.prompt[self.asking:self.asking + self.queries]
-        if new[padding:padding + len(expected)] != expected:
-            raise ValueError(f"from position {self.asking} on, these are not the tokens that this cache was made for:"
-                             " the model must get the same input_ids, with the same padding")
-        self.new = new[max(self.length - first, 0):]
-
-    def make_room(self) -> None:
-        """Allocate blocks for the new tokens. Raises kvd.Error if that fails."""
-        need = -(-(self.length + len(self.new)) // self.size) - len(self.table)
-        if need <= 0:
-            return
-        blocks = self.space.alloc(need)
-        if not self.table.extend(blocks[0], [block.id for block in blocks]):
-            self.space.free(blocks)
-            raise kvd.Error(errno.ESTALE, "the daemon was replaced during this sequence")
-        self.filling += blocks
-
-    def write(self, layer: int, k: _Rows, v: _Rows, row: int) -> None:
-        """Store the keys and values of the new tokens, the last of a row."""
-        n = len(self.new)
-        if n:
-            self.table.write(layer, self.length, n, k.last(row, n), v.last(row, n), k.width)
-
-    def attend(self, layer: int, q: _Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
-        """Attend from the queries of a row that are not padding. The results lie behind out like the queries behind q.at."""
-        n = self.queries
-        if n:
-            at = q.last(row, n)
-            self.table.attend(layer, self.asking, n, heads, scale, at, q.width, out + at - q.at, q.width, **form)
-
-    def end(self) -> None:
-        """End a forward pass, after all layers."""
-        self.tokens += self.new
-        self.length += len(self.new)
-        self.publish()
-
-    def publish(self) -> None:
-        """Seal full blocks."""
-        first = len(self.table) - len(self.filling)
-        n = self.length // self.size - first
-        if n <= 0 or not self.publishing:
-            return
-        try:
-            ids = self.pin.seal(self.filling[:n], self.tokens[first * self.size:(first + n) * self.size])
-        except kvd.Error as error:      # the blocks remain in use here, but unpublished
-            self.publishing = False
-            log.warning("kvd: the results of this request are not shared: %s", error)
-            return
-        self.table.replace(first, ids)
-        del self.filling[:len(ids)]
-
-    def copy(self, n: int) -> torch.Tensor:
-        """Copy the first n positions: [layers, 2 (K, V), 1, heads, n, dim]."""
-        return gather(self.space.geometry, self.table.base, self.table.blocks[:-(-n // self.size)], n)
-
-    def leave(self) -> None:
-        self.publishing = False
-        self.space.free(self.filling)
-        self.filling = []
-        self.pin.release()
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.leave()
-
-
 # ---- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _reduced(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[int], int]], salt: int) -> list[Sequence]:
+    """Return the rows under KeyDiff's budget; none, if there is no budget, or no daemon that could reduce them, or if KVReviver
+    is on, which would take blocks away that nobody asks back."""
+    made: list[Sequence] = []
+    if not space.setting("keydiff") or not space.setting("keydiff.budget") or space.setting("kvreviver"):
+        return made
+    refuse_windows(model)
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 15
+    try:
+        for row in rows:
+            made.append(Reduced(space, *row, salt, most))
+    except kvd.Error as error:
+        log.warning("kvd: this request is not reduced: %s", error)
+        for it in made:
+            it.close()
+        made.clear()
+    return made
 
 
 def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
@@ -208,7 +123,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return self.append(key_states, value_states)
         for it in (key_states, value_states):
             self.cache._check_states(it, self.cache._geometry.kv_heads)
-        k, v = _Rows(key_states), _Rows(value_states)
+        k, v = Rows(key_states), Rows(value_states)
         for row, sequence in enumerate(self.cache._sequences):
             sequence.write(self.index, k, v, row)
         return self, (key_states, value_states)
@@ -228,7 +143,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.cache._is_cold() and not cap and sinks is None:     # there are only the new tokens
             out, _ = sdpa_attention_forward(module, query, *new, mask, scaling=scale)
         else:
-            q, (rows, heads, n, dim) = _Rows(query), query.shape
+            q, (rows, heads, n, dim) = Rows(query), query.shape
             out = (torch.zeros if self.cache._padded else torch.empty)(rows, n, heads, dim, dtype=torch.float32)
             sink = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
             form = {"window": window, "cap": cap, "sinks": 0 if sink is None else sink.data_ptr()}
@@ -276,12 +191,13 @@ class KvdCache(Cache):
                  salt: int = 0):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
-        check_space(space, model)
+        check_space(space, model, follows=("keydiff",))
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
                     " load_prefix() and store()")
         self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
-        self._sequences = [_Sequence(space, tokens, pad, salt) for tokens, pad in _rows_of(input_ids, attention_mask)]
+        rows = _rows_of(input_ids, attention_mask)
+        self._sequences = _reduced(model, space, rows, salt) or [Sequence(space, *row, salt) for row in rows]
         self._padded = any(it.pad for it in self._sequences)
         self.found = min(it.pad + it.found for it in self._sequences)
         """Number of columns of the prompt that need no computing: in all rows, they are padding, or found in the pool."""
@@ -310,7 +226,7 @@ class KvdCache(Cache):
     @property
     def blocks(self) -> list[int]:
         """Ids of the pool's blocks that the cache uses, row by row."""
-        return [block for it in self._sequences for block in it.table.blocks]
+        return [block for it in self._sequences for block in it.blocks]
 
     def _begin(self, n: int) -> None:
         """Begin a forward pass of n columns."""
@@ -331,6 +247,8 @@ class KvdCache(Cache):
             for sequence in self._sequences if not self.private else ():
                 sequence.make_room()
         except kvd.Error as error:
+            if isinstance(self._sequences[0], Reduced) and (rows > 1 or self._padded):  # rows of different lengths
+                raise
             log.warning("kvd: this request continues in private memory: %s", error)
             self._leave()
 
@@ -342,15 +260,27 @@ class KvdCache(Cache):
 
     def _leave(self) -> None:
         """Leave the pool: copy everything to private memory, and release the blocks."""
+        stored = self._seen() if isinstance(self._sequences[0], Reduced) else self._stored()
+        for it in self._sequences:
+            it.leave()
+        for layer, (keys, values) in zip(self._own, stored):
+            layer.keys, layer.values = keys, values
+        self.private = True
+
+    def _stored(self) -> torch.Tensor:
+        """[layers, 2 (K, V), rows, heads, columns, dim], with zeros for padding."""
         g, rows = self._geometry, len(self._sequences)
         stored = torch.zeros(g.layers, 2, rows, g.kv_heads, self._length, g.head_dim, dtype=self._dtype)
         for row, it in enumerate(self._sequences):
             if self._length > it.pad:
                 stored[:, :, row:row + 1, :, it.pad:] = it.copy(self._length - it.pad)
-            it.leave()
-        for layer, (keys, values) in zip(self._own, stored):
-            layer.keys, layer.values = keys, values
-        self.private = True
+        return stored
+
+    def _seen(self) -> torch.Tensor:
+        """What the only row sees of its tokens."""
+        g, (row,) = self._geometry, self._sequences
+        empty = torch.zeros(g.layers, 2, 1, g.kv_heads, 0, g.head_dim, dtype=self._dtype)
+        return row.copy(self._length) if self._length else empty
 
     def _is_cold(self) -> bool:
         """Whether the pass in progress is the first one, and nothing was found."""

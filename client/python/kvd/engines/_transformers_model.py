@@ -89,9 +89,9 @@ def check_model(model: PreTrainedModel) -> Any:
 def refuse_windows(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        refuse("layers of the kind sliding_attention, except in a KvdCache")
+        refuse("layers of the kind sliding_attention, except in a KvdCache without methods")
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        refuse("sliding windows, except in a KvdCache")
+        refuse("sliding windows, except in a KvdCache without methods")
 
 
 class _Form(NamedTuple):
@@ -184,13 +184,13 @@ _METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
 _told: set[tuple[str, str]] = set()     # space and method of warnings already given
 
 
-def check_space(space: kvd.Space, model: PreTrainedModel) -> None:
+def check_space(space: kvd.Space, model: PreTrainedModel, follows: tuple[str, ...] = ()) -> None:
+    """Refuse a space of another model. Warns of methods that are on, and that the caller does not follow."""
     if space.geometry != geometry_of(model, space.geometry.block_tokens):
         raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
     if space.device != (1, 0):
         refuse("spaces on a GPU")
     for method in _METHODS:
-        if space.setting(method) and (space.name, method) not in _told:
+        if method not in follows and space.setting(method) and (space.name, method) not in _told:
             _told.add((space.name, method))
-            log.warning("kvd: %s is on in space %s, and has no effect: transformers does not follow kvd's methods", method,
-                        space.name)
+            log.warning("kvd: %s is on in space %s, and has no effect: this use of transformers does not follow it", method, space.name)

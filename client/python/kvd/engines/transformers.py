@@ -23,6 +23,14 @@ too. With num_return_sequences, make the cache with as many rows.
 Models with sliding windows (Gemma 2 and 3, gpt-oss, Mistral, OLMo 3, Cohere 2), soft caps and attention sinks attend in
 place. Their blocks have all layers' keys, also those that have left the windows.
 
+In a space with KeyDiff (kvctl space set NAME keydiff=on keydiff.budget=N), each layer and head of a row keeps N tokens:
+those of the first blocks (keydiff.sink_blocks), the newest (keydiff.recent_frac), and those whose keys differ most. A call
+computes its tokens with everything that was kept before it, and then leaves N: a prompt in one call is computed exactly.
+The budget is read after every call, and keydiff.slack more tokens are allowed while it decodes. What such a cache computes
+is approximate: it finds nothing in the pool, and publishes nothing. If the pool is full, one row continues in private
+memory, and a batch fails with that error. Other methods have no effect here, which a warning says; with kvreviver=on, KeyDiff
+has none either.
+
 By copy, for any attn_implementation: a plain DynamicCache is filled and stored.
 
     cache, n = load_prefix(space, model, input_ids)
@@ -44,8 +52,8 @@ To check a model, open_space() runs it on one token, and examines its keys and v
 the right and other masks, inputs other than token ids (pictures, token types), assisted decoding; models with chunked or
 linear attention, or attention that is not causal, keys and values of different shapes (MLA), attention that does not go
 through attn_implementation (in place; BLOOM, GPT-J), RoPE that depends on the length; training, autocast, weights loaded
-in inference_mode, devices other than the CPU, and spaces made for other weights. By copy and in continuous batching,
-sliding windows; by copy, several sequences.
+in inference_mode, devices other than the CPU, and spaces made for other weights. By copy, in continuous
+batching and with KeyDiff, sliding windows; by copy, several sequences.
 """
 
 from ._common import missing

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of a KvdCache: the blocks of its tokens, and what queries see of them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import Any
+
+import torch
+
+import kvd
+
+from ._transformers_copy import gather
+
+log = logging.getLogger("kvd.engines.transformers")
+
+
+class Rows:
+    """Floats [rows, columns, heads, dim] of a tensor [rows, heads, columns, dim], by address, because views of single rows
+    would cost a step more than its attention does. Copies only if necessary."""
+
+    def __init__(self, states: torch.Tensor):
+        _, heads, self.columns, dim = states.shape
+        if self.columns > 1 or states.dtype != torch.float32 or not states.is_contiguous():
+            states = states.transpose(1, 2).to(torch.float32).contiguous()
+        self.states, self.width, self.at = states, heads * dim, states.data_ptr()       # the tensor keeps the memory
+
+    def last(self, row: int, n: int) -> int:
+        """Return the address of a row's last n columns."""
+        return self.at + ((row + 1) * self.columns - n) * self.width * 4
+
+
+class Sequence:
+    """A row's blocks: found ones, which are pinned, then its own, which are sealed when they are full."""
+
+    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int):
+        self.space, self.size = space, space.geometry.block_tokens
+        self.prompt, self.pad = tokens, pad
+        self.pin = self._find(salt)
+        self.filling: list[kvd.Block] = []      # blocks behind the pinned ones
+        self.found = self.pin.tokens // self.size * self.size   # a partial last block cannot be continued
+        self.length = self.found                # number of positions written in all layers
+        self.tokens = tokens[:self.found]
+        self.new: list[int] = []                # tokens of the forward pass in progress that have no keys yet
+        self.asking, self.queries = 0, 0        # position of its first query that is not padding, and number of queries
+        self.publishing, self.closed = True, False
+        self.first = 0                          # position of the table's first token
+        self.after: kvd.Sequence | None = None  # what is seen before the table
+        self.table = kvd.Table(space)
+        if self.found:
+            self.table.extend(self.pin, self.pin.blocks[:self.found // self.size])
+
+    @property
+    def blocks(self) -> list[int]:
+        """Ids of its blocks, in order of position."""
+        return self.table.blocks
+
+    def _find(self, salt: int) -> kvd.Pin:
+        return self.space.find(self.prompt[:-1], salt=salt)
+
+    def begin(self, new: list[int], first: int) -> None:
+        """Begin a forward pass of tokens from position first on, which is negative before the end of the padding."""
+        self.asking, padding = max(first, 0), max(-first, 0)
+        self.queries = max(first + len(new) - self.asking, 0)
+        expected = self.prompt[self.asking:self.asking + self.queries]
+        if new[padding:padding + len(expected)] != expected:
+            raise ValueError(f"from position {self.asking} on, these are not the tokens that this cache was made for:"
+                             " the model must get the same input_ids, with the same padding")
+        self.new = new[max(self.length - first, 0):]
+
+    def make_room(self) -> None:
+        """Allocate blocks for the new tokens. Raises kvd.Error if that fails."""
+        need = -(-(self.length - self.first + len(self.new)) // self.size) - len(self.table)
+        if need <= 0:
+            return
+        blocks = self.space.alloc(need)
+        if not self.table.extend(blocks[0], [block.id for block in blocks]):
+            self.space.free(blocks)
+            raise kvd.Error(errno.ESTALE, "the daemon was replaced during this sequence")
+        self.filling += blocks
+
+    def write(self, layer: int, k: Rows, v: Rows, row: int) -> None:
+        """Store the keys and values of the new tokens, the last of a row."""
+        n = len(self.new)
+        if n:
+            self.table.write(layer, self.length - self.first, n, k.last(row, n), v.last(row, n), k.width)
+
+    def attend(self, layer: int, q: Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
+        """Attend from the queries of a row that are not padding. The results lie behind out like the queries behind q.at."""
+        n = self.queries
+        if n:
+            at = q.last(row, n)
+            self.table.attend(layer, self.asking - self.first, n, heads, scale, at, q.width, out + at - q.at, q.width,
+                              after=self.after, **form)
+
+    def end(self) -> None:
+        """End a forward pass, after all layers."""
+        self.tokens += self.new
+        self.length += len(self.new)
+        self.publish()
+
+    def publish(self) -> None:
+        """Seal full blocks."""
+        first = len(self.table) - len(self.filling)
+        n = self.length // self.size - first
+        if n <= 0 or not self.publishing:
+            return
+        try:
+            ids = self.pin.seal(self.filling[:n], self.tokens[first * self.size:(first + n) * self.size])
+        except kvd.Error as error:      # the blocks remain in use here, but unpublished
+            self.publishing = False
+            log.warning("kvd: the results of this request are not shared: %s", error)
+            return
+        self.table.replace(first, ids)
+        del self.filling[:len(ids)]
+
+    def copy(self, n: int) -> torch.Tensor:
+        """Copy the first n positions: [layers, 2 (K, V), 1, heads, n, dim]."""
+        return gather(self.space.geometry, self.table.base, self.table.blocks[:-(-n // self.size)], n)
+
+    def leave(self) -> None:
+        self.publishing = False
+        self.space.free(self.filling)
+        self.filling, self.table = [], kvd.Table(self.space)
+        self.pin.release()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.leave()
+
+
+# ---- KeyDiff ---------------------------------------------------------------------------------------------------------
+
+PIECE = 1024        # entries that are compacted at a time, at most
+PATIENCE_S = 10
+
+
+class Reduced(Sequence):
+    """A row under KeyDiff's budget (Park et al. 2025, arXiv:2504.15364): each layer and KV head keeps the tokens whose keys
+    differ most, beside the first blocks and the newest tokens. A pass sees what was kept before it, so that keys behind are
+    approximations: nothing is found in the pool, and nothing is published."""
+
+    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int):
+        super().__init__(space, tokens, pad, salt)
+        self.kept = space.sequence(-(-max(most, len(tokens)) // self.size) + 1)
+        self.used = 0       # tokens that each layer and head has
+        self.later = 0      # length at which a compaction that failed is tried again
+
+    @property
+    def blocks(self) -> list[int]:
+        return [it.block for it in self._entries() if it.data] + self.table.blocks
+
+    def _entries(self) -> list[kvd.Entry]:
+        return self.kept.entries() if self.publishing or self.after else []
+
+    def _find(self, salt: int) -> kvd.Pin:
+        return kvd.Pin(self.space, salt=salt)
+
+    def end(self) -> None:
+        self.used += len(self.new)
+        super().end()
+        if self.publishing and self.length >= self.later:
+            self._reduce()
+
+    def publish(self) -> None:
+        """Move full blocks from the table to the daemon's table."""
+        n = (self.length - self.first) // self.size
+        if not n or not self.publishing:
+            return
+        try:
+            done = self.kept.append(self.filling[:n], self.tokens[self.first:self.first + n * self.size])
+        except kvd.Error as error:
+            if not all(it.data for it in self.filling[:n]):     # perhaps the daemon's by now, and free
+                raise
+            self.publishing = False                             # the blocks remain in use here
+            log.warning("kvd: this request is not reduced any further: %s", error)
+            return
+        self.after = self.kept
+        self.first += done * self.size
+        self.table.drop(done)
+        del self.filling[:done]
+
+    def _reduce(self) -> None:
+        """Compact the daemon's table if the row has more tokens than the budget; while it decodes, some more. If that fails,
+        because the pool is full or the daemon busy, it is tried again a block later."""
+        budget = int(self.space.setting("keydiff.budget") if self.space.setting("keydiff") else 0)
+        slack = int(self.space.setting("keydiff.slack")) if self.length > len(self.prompt) else 0
+        if not budget or self.used <= budget + slack:
+            return
+        try:
+            self._take_changes(0)
+            tokens = self._tokens()
+            sinks = min(int(self.space.setting("keydiff.sink_blocks")), len(tokens))
+            end, newest = len(tokens), self.length - self.first
+            while end > sinks and newest < round(self.space.setting("keydiff.recent_frac") * budget):
+                end -= 1
+                newest += tokens[end]
+            self._compact(tokens, sinks, end, max(budget - newest - sum(tokens[:sinks]), 1))
+        except (kvd.PoolFull, kvd.QuotaExceeded, kvd.TimedOut, kvd.Busy, kvd.NotSupported, kvd.Stale, ConnectionError) as error:
+            log.info("kvd: this request is reduced later: %s", error)
+            self.later = self.length + self.size
+        self._tokens()
+
+    def _tokens(self) -> list[int]:
+        """Return the tokens of each entry, and count them with those of the table."""
+        tokens = [it.tokens if it.data else 0 for it in self._entries()]
+        self.used = self.length - self.first + sum(tokens)
+        return tokens
+
+    def _compact(self, tokens: list[int], first: int, end: int, keep: int) -> None:
+        """Keep so many tokens of entries [first, end), of pieces in proportion."""
+        share = keep / max(sum(tokens[first:end]), 1)
+        for at in range(first, end if share < 1 else first, PIECE):
+            n = min(PIECE, end - at)
+            if self.kept.compact(at, n, max(round(share * sum(tokens[at:at + n])), 1)):
+                self._take_changes(PATIENCE_S)
+
+    def _take_changes(self, patience_s: float) -> None:
+        """Wait for what was asked for. Under pressure, the daemon may have taken blocks as well (KVReviver): they come back,
+        because nothing else would notice that they are missing."""
+        if not (self.kept.wait(patience_s) if patience_s else self.kept.sync()):
+            return
+        for _ in range(2):
+            gone = [i for i, it in enumerate(self._entries()) if not it.data and not it.flags & kvd.EntryFlags.DROPPED]
+            if not gone:
+                return
+            self.kept.revive(gone)
+            self.kept.wait(PATIENCE_S)
+        raise RuntimeError(f"{len(gone)} blocks of this request have left the pool, and did not come back")
+
+    def copy(self, n: int) -> torch.Tensor:
+        """Copy what is seen: [layers, 2 (K, V), 1, heads, tokens, dim]."""
+        g = self.space.geometry
+        parts = [gather(g, self.table.base, [it.block], it.tokens) for it in self._entries() if it.data]
+        if n > self.first:
+            parts.append(super().copy(n - self.first))
+        return torch.cat(parts, 4)
+
+    def leave(self) -> None:
+        super().leave()
+        self.after = None
+        self.kept.close()
