@@ -560,6 +560,24 @@ def test_a_budget_outlives_its_daemon(server, space):
     server.check()
 
 
+def test_a_budget_without_a_daemon_keeps_what_there_is(server, space):
+    """The daemon ends when a compaction is due, in the middle of a block."""
+    with reduced(server, 100, **{"keydiff.slack": 0}) as own:
+        ids = document(9080, 200)
+        with KvdCache(ours, own, ids) as cache:
+            generate(ours, ids, cache, n=1)
+            (row,) = cache._sequences
+            for i, token in enumerate(document(9081, 70)):
+                if i == 19:
+                    server.kill()
+                before = seen(cache) if not cache.private else None
+                got = step(ours, token, 200 + i, cache)
+                assert before is None or torch.allclose(got, step(alone, token, 200 + i, before), atol=TOLERANCE), i
+            assert row.used > 140
+        server.start()
+    server.check()
+
+
 def test_a_daemon_that_is_replaced_under_a_budget(server, space):
     """At the end of a block, when the row has no block to fill, and before its first step: it goes on with what it has."""
     def restart():

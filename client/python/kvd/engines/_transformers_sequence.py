@@ -184,7 +184,7 @@ class Reduced(Sequence):
 
     def _reduce(self) -> None:
         """Compact the daemon's table if the row has more tokens than the budget; while it decodes, some more. If that fails,
-        because the pool is full or the daemon busy, it is tried again a block later."""
+        because the pool is full, or the daemon busy or gone, it is tried again a block later."""
         budget = int(self.space.setting("keydiff.budget") if self.space.setting("keydiff") else 0)
         slack = int(self.space.setting("keydiff.slack")) if self.length > len(self.prompt) else 0
         if not budget or self.used <= budget + slack:
@@ -198,7 +198,7 @@ class Reduced(Sequence):
                 end -= 1
                 newest += tokens[end]
             self._compact(tokens, sinks, end, max(budget - newest - sum(tokens[:sinks]), 1))
-        except (kvd.PoolFull, kvd.QuotaExceeded, kvd.TimedOut, kvd.Busy, kvd.NotSupported, kvd.Stale, ConnectionError) as error:
+        except kvd.Error as error:
             log.info("kvd: this request is reduced later: %s", error)
             self.later = self.length + self.size
         self._tokens()
