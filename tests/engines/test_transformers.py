@@ -1012,14 +1012,17 @@ def test_a_method_that_is_switched_on_is_not_followed(server, space):
     logger.addHandler(heard)
     logger.setLevel(logging.WARNING)
     try:
-        assert "engines do not" in server.kvctl("space", "set", space.name, "keydiff=on")
+        assert "engines do not" in server.kvctl("space", "set", space.name, "memshare=on", "keydiff=on")
         for _ in range(2):
-            in_place(space, document(8400, 20))
+            in_place(space, document(8400, 20))         # it follows KeyDiff, which has no budget
+        assert len(heard.lines) == 1 and "memshare is on" in heard.lines[0], heard.lines
+        for _ in range(2):
+            load_prefix(space, alone, document(8400, 20))
     finally:
-        server.kvctl("space", "set", space.name, "keydiff=off")
+        server.kvctl("space", "set", space.name, "memshare=off", "keydiff=off")
         logger.removeHandler(heard)
         logger.setLevel(logging.NOTSET)
-    assert len(heard.lines) == 1 and "keydiff is on" in heard.lines[0], heard.lines
+    assert len(heard.lines) == 2 and "keydiff is on" in heard.lines[1], heard.lines
 
 
 def test_salts_keep_apart(server, space):

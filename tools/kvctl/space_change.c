@@ -227,11 +227,9 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
                 of_a_method |= is_of_a_method(args->operand[i]);
         }
         if (of_a_method) {
-                answer_say(
-                        answer,
-                        "kvlm and programs that call kvd_methods.h follow this; of the engines,");
+                answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
                 answer_say(answer,
-                           "transformers in place follows KeyDiff, and the others follow nothing.");
+                           "transformers in place follows KeyDiff, and the other engines do not.");
         }
         return r;
 }
