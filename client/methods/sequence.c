@@ -276,7 +276,7 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
         }
         for (uint32_t i = 0; i < n; i++) {
                 unpin_block(s->view, blocks[i].id);
-                if (s->lost)
+                if (s->lost && r != -ESTALE)   /* of which nothing was sent */
                         blocks[i].data = NULL; /* perhaps private by now: it can only be freed */
         }
         return r;

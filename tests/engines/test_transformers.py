@@ -558,6 +558,7 @@ def test_a_budget_outlives_its_daemon(server, space):
     with reduced(server, 200, **{"keydiff.slack": 10000}) as own:       # the next daemon's space, with its own switches
         assert in_place(own, ids)[0] == expected[:NEW]
     server.check()
+    assert soon(space.catch_up)         # the tests' own connection, for those that follow
 
 
 def test_a_budget_without_a_daemon_keeps_what_there_is(server, space):
@@ -576,6 +577,7 @@ def test_a_budget_without_a_daemon_keeps_what_there_is(server, space):
             assert row.used > 140
         server.start()
     server.check()
+    assert soon(space.catch_up)         # the tests' own connection, for those that follow
 
 
 def test_a_daemon_that_is_replaced_under_a_budget(server, space):
@@ -601,6 +603,7 @@ def test_a_daemon_that_is_replaced_under_a_budget(server, space):
             restart()
             assert generate(ours, ids, cache) == generate(alone, ids)
     server.check()
+    assert soon(space.catch_up)         # the tests' own connection, for those that follow
 
 
 def test_a_compaction_that_fails_is_tried_again(server, space):

@@ -329,6 +329,28 @@ def test_blocks_of_a_call_are_of_one_daemon(_):
         server.wait()
 
 
+def test_blocks_stay_if_an_append_was_not_sent(_):
+    """The sequence's daemon is gone, and the blocks are still the caller's."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = start(folder)
+        with kvd.connect(f"{folder}/kvd.sock") as daemon, daemon.space("a", geometry()) as space:
+            with space.sequence(8) as sequence:
+                first, *blocks = space.alloc(3)
+                sequence.append([first], chain(17, 1))
+                server.kill()
+                server.wait()
+                server = start(folder)
+                with raises(kvd.ConnectionLost):
+                    sequence.cool([0], "drop")
+                for _ in range(2):
+                    with raises(kvd.Stale):
+                        sequence.append(blocks, chain(17, 2))
+                    assert all(it.data and not it.sealed for it in blocks)
+                space.free(blocks)
+        server.kill()
+        server.wait()
+
+
 def test_posted_blocks_are_found(space):
     tokens = chain(15, 5)
     with kvd.Pin(space) as pin:
