@@ -83,7 +83,7 @@ class Table:
         if not 0 <= n <= len(self):
             raise ValueError(f"{n} blocks of a table of {len(self)}")
         rest = self._ids[n:len(self)]
-        self._ids[:len(rest)] = rest
+        self._ids[:len(rest)] = [*rest]
         self._struct.n_blocks = len(rest)
 
     def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
