@@ -641,14 +641,18 @@ def reduced_in_child(socket: str) -> None:
 
 
 def test_a_process_under_a_budget_is_killed(server, space):
-    with reduced(server, 200) as own:
-        process = subprocess.Popen([sys.executable, __file__, server.socket, "--reduced"], stdout=subprocess.PIPE, text=True)
+    with daemon("--pool", "64M") as small, reduced(small, 200) as own:
+        process = subprocess.Popen([sys.executable, __file__, small.socket, "--reduced"], stdout=subprocess.PIPE, text=True)
         assert 0 < int(process.stdout.readline()) <= 14
         process.kill()
         process.wait()
-        assert soon(lambda: held(server) == 0 and server.stat("spaces")["spaces"][0]["sequences"] == 0)
+
+        def left() -> tuple[int, int]:
+            return held(small), sum(it["sequences"] for it in small.stat("spaces")["spaces"])
+
+        assert soon(lambda: left() == (0, 0)), (left(), small.stat("spaces"), small.stat("clients"))
         assert in_place(own, document(9051, 400))[0]
-    server.check()
+        small.check()
 
 
 def test_what_a_budget_does_not_support(server, space):
