@@ -27,6 +27,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, ContinuousBatchin
 
 import kvd
 from common import MODEL, ROOT, daemon, document, run
+from kvd.engines import _transformers_sequence
 from kvd.engines.transformers import KvdCache, load_prefix, open_space, store, use_pool
 
 TOLERANCE = 1e-3
@@ -34,6 +35,7 @@ NEW = 20
 EXAMPLES = ROOT / "client/python/examples"
 
 torch.set_num_threads(1)
+_transformers_sequence.PATIENCE_S = 600     # the worker has what others leave of the processor
 warnings.filterwarnings("ignore")
 logging.getLogger("kvd").setLevel(logging.WARNING)
 
