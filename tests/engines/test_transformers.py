@@ -610,6 +610,29 @@ def test_a_daemon_that_is_replaced_under_a_budget(server, space):
     assert soon(space.catch_up)         # the tests' own connection, for those that follow
 
 
+def test_blocks_that_leave_unasked_come_back(server, space):
+    """KVReviver, switched on meanwhile, takes blocks under pressure; or they are gone for good, and the request ends."""
+    with reduced(server, 200, **{"keydiff.slack": 0}) as own:
+        ids, tokens = document(9090, 300), document(9091, 40)
+        for i in range(2):
+            with KvdCache(ours, own, ids) as cache:
+                generate(ours, ids, cache, n=1)
+                (row,) = cache._sequences
+                own.set("kvreviver", 1)
+                row.kept.cool([2], "spill")
+                assert row.kept.wait(600) and not row.kept.entries()[2].data
+                if i == 1:
+                    row.kept.revive = lambda slots: None
+                    expect(RuntimeError, "did not come back", step, ours, tokens[0], 300, cache)
+                else:
+                    step(ours, tokens[0], 300, cache)
+                    assert all(it.data or it.flags & kvd.EntryFlags.DROPPED for it in row.kept.entries())
+                    before = seen(cache)
+                    assert torch.allclose(step(ours, tokens[1], 301, cache), step(alone, tokens[1], 301, before), atol=TOLERANCE)
+                own.set("kvreviver", 0)
+    server.check()
+
+
 def test_a_compaction_that_fails_is_tried_again(server, space):
     """Packed blocks need room beside the old ones, which a full pool does not have. The row is then what it was."""
     with reduced(server, 100, **{"keydiff.slack": 0}) as own:
@@ -1087,9 +1110,13 @@ def test_the_example_follows_kvctl(server, space):
         command = process.stdout.readline().split()
         whole, answer = ask()
         own.kvctl(*command[1:])
-        fewer, again = ask()
+        for _ in range(50):         # a busy worker may be too late for a request
+            fewer, again = ask()
+            assert answer == again == it["answer"], (answer, again)
+            if fewer < 0.6 * whole:
+                break
         process.communicate()
-        assert answer == again == it["answer"] and fewer < 0.6 * whole, (whole, answer, fewer, again)
+        assert fewer < 0.6 * whole, (whole, fewer)
         own.check()
 
 

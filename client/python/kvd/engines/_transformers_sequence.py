@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -218,16 +219,25 @@ class Reduced(Sequence):
                 self._take_changes(PATIENCE_S)
 
     def _take_changes(self, patience_s: float) -> None:
-        """Wait for what was asked for. Under pressure, the daemon may have taken blocks as well (KVReviver): they come back,
-        because nothing else would notice that they are missing."""
-        if not (self.kept.wait(patience_s) if patience_s else self.kept.sync()):
-            return
+        """Wait for what was asked for, and take what has come, also if the rest has not."""
+        try:
+            if patience_s:
+                self.kept.wait(patience_s)
+            else:
+                self.kept.sync()
+        finally:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """If KVReviver was switched on meanwhile, the daemon may have taken blocks without being asked. Nothing else would
+        notice that they are missing."""
         for _ in range(2):
             gone = [i for i, it in enumerate(self._entries()) if not it.data and not it.flags & kvd.EntryFlags.DROPPED]
             if not gone:
                 return
-            self.kept.revive(gone)
-            self.kept.wait(PATIENCE_S)
+            with suppress(kvd.Error):
+                self.kept.revive(gone)
+                self.kept.wait(PATIENCE_S)
         raise RuntimeError(f"{len(gone)} blocks of this request have left the pool, and did not come back")
 
     def copy(self, n: int) -> torch.Tensor:
