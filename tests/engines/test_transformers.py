@@ -255,6 +255,18 @@ def test_the_daemon_is_killed_in_the_middle(server, space):
         server.check()
 
 
+def test_a_daemon_that_does_not_answer_ends_a_request(server, space):
+    """What was sent to it may be published, and evicted since: it cannot be read any more."""
+    ids = document(7250, 90)
+    with KvdCache(ours, space, ids) as cache:
+        expect(kvd.TimedOut, "", generate, ours, ids, cache, n=40,
+               stopping_criteria=[At(95, lambda: server.process.send_signal(signal.SIGSTOP))])
+        server.process.send_signal(signal.SIGCONT)
+    assert soon(space.catch_up)
+    assert in_place(space, ids)[0] == generate(alone, ids)
+    server.check()
+
+
 def test_a_full_pool_is_no_failure(server, space):
     with daemon("--pool", "8M") as small, kvd.connect(small.socket) as connection:
         with open_space(connection, ours) as own:

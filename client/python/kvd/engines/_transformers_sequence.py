@@ -110,6 +110,8 @@ class Sequence:
         try:
             ids = self.pin.seal(self.filling[:n], self.tokens[first * self.size:(first + n) * self.size])
         except kvd.Error as error:      # the blocks remain in use here, but unpublished
+            if not isinstance(error, kvd.ConnectionLost) and not all(it.data for it in self.filling[:n]):
+                raise                   # perhaps published, and evicted since; a daemon that has ended evicts nothing
             self.publishing = False
             log.warning("kvd: the results of this request are not shared: %s", error)
             return

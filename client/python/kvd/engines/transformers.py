@@ -10,7 +10,7 @@ In place: any number of processes write keys and values into blocks of the pool 
 
 If another request has computed a prefix of input_ids, it is reused. Blocks that this request computes are published as
 soon as they are full. Closing a cache releases all blocks. If the pool is full or the daemon ends, the request continues
-in private memory (`cache.private`). A model with attn_implementation="kvd" and another cache, or none, computes as with
+in private memory (`cache.private`); if the daemon lives and does not answer for 5 s, it fails (kvd.TimedOut). A model with attn_implementation="kvd" and another cache, or none, computes as with
 "sdpa", and as with "eager" if it has soft caps or attention sinks.
 
 A batch has a row for each sequence, and padding on the left. Rows are found and published one by one; generate() begins
