@@ -312,21 +312,23 @@ def test_a_follower_knows_what_is_in_the_space(_):
 
 
 def test_blocks_of_a_call_are_of_one_daemon(_):
-    """libkvd has blocks of the old daemon in stock. An id names other memory in the next one's pool."""
-    with tempfile.TemporaryDirectory() as folder:
-        server = start(folder)
-        with kvd.connect(f"{folder}/kvd.sock") as daemon, daemon.space("a", geometry()) as space:
-            space.free(space.alloc(20))
+    """libkvd has blocks of the old daemon in stock: fewer than it takes at a time, or as many. An id names other memory in
+    the next one's pool."""
+    for stock, n in ((16, 40), (256, 600)):
+        with tempfile.TemporaryDirectory() as folder:
+            server = start(folder)
+            with kvd.connect(f"{folder}/kvd.sock") as daemon, daemon.space("a", geometry()) as space:
+                assert space.reserve(stock) >= stock
+                server.kill()
+                server.wait()
+                server = start(folder)
+                blocks = space.alloc(n)
+                assert len(blocks) == n and len({it._struct.view for it in blocks}) == 1
+                with kvd.Pin(space) as pin:
+                    assert len(pin.seal(blocks, chain(16, n))) == n
+                assert space.match(chain(16, n)) == n * TOKENS
             server.kill()
             server.wait()
-            server = start(folder)
-            blocks = space.alloc(40)
-            assert len(blocks) == 40 and len({it._struct.view for it in blocks}) == 1
-            with kvd.Pin(space) as pin:
-                assert len(pin.seal(blocks, chain(16, 40))) == 40
-            assert space.match(chain(16, 40)) == 40 * TOKENS
-        server.kill()
-        server.wait()
 
 
 def test_blocks_stay_if_an_append_was_not_sent(_):
