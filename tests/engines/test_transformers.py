@@ -81,6 +81,10 @@ def soon(is_so) -> bool:
     return False
 
 
+def nothing_is_held(server) -> None:
+    assert soon(lambda: held(server) == 0), [it for it in server.stat("clients")["clients"] if it["pinned_blocks"]]
+
+
 # ---- the same numbers ------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +112,7 @@ def test_in_place_generates_the_same_tokens(server, space):
         longer = ids + expected         # a conversation continues: the generated tokens were stored, too
         got, found = in_place(space, longer)
         assert got == generate(alone, longer) and found == (n + NEW - 1) // 16 * 16, (n, found)
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 def test_a_cache_goes_on_from_call_to_call(server, space):
@@ -133,7 +137,7 @@ def test_by_copy(server, space):
             stored = store(space, cache, ids + expected)
             assert stored == ((n + NEW - 1) // 16 if turn == 0 else 0)
         assert in_place(space, ids) == (expected, (n - 1) // 16 * 16)      # one space serves both ways
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 def test_half_precision(server, space):
@@ -327,7 +331,7 @@ def test_rows_with_padding(server, space):
     pair = torch.tensor([prompts[0], prompts[4]])
     expected = generate_batch(alone, pair, None)
     assert batch_in_place(ours, space, pair, None) == (expected, 192)
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 def test_a_row_for_each_answer(server, space):
@@ -447,7 +451,7 @@ def test_a_process_with_a_batch_is_killed(server, space):
     assert other.stdout.readline() == "answering\n"
     other.kill()
     other.communicate()
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
     assert batch_in_place(ours, space, ids, mask) == (generate_batch(alone, ids, mask), 287)
     server.check()
 
@@ -470,7 +474,7 @@ def test_what_a_batch_does_not_support(server, space):
         expect(ValueError, "4 sequences in a cache of 2", ours.generate, ids, attention_mask=mask, num_beams=2,
                past_key_values=cache, max_new_tokens=4)
         assert generate_batch(ours, ids, mask, cache) == generate_batch(alone, ids, mask)
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 # ---- KeyDiff ---------------------------------------------------------------------------------------------------------
@@ -515,7 +519,7 @@ def test_a_budget_keeps_some_tokens_of_each_head(server, space):
                     assert torch.allclose(step(ours, token, 600 + i, cache), step(alone, token, 600 + i, before),
                                           atol=TOLERANCE), i
         assert own.match(ids) == 0
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
     server.check()
 
 
@@ -774,7 +778,7 @@ def test_batches_in_the_pool(server, space):
         assert one.found() - before == sum((len(it) - 1) // 16 * 16 for it in longer)   # blocks of answers, too
     del one, two
     gc.collect()
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 def test_forks_share_blocks(server, space):
@@ -788,7 +792,7 @@ def test_forks_share_blocks(server, space):
         assert two.found() >= 144
     del one, two
     gc.collect()
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 def test_a_block_is_there_while_any_request_uses_it(server, space):
@@ -922,7 +926,8 @@ def test_unsupported_attention(server, space):
         assert generate(ours, ids, cache) == generate(alone, ids)
     expect(ValueError, "closed", generate, ours, ids, cache)
     expect(ValueError, "load_prefix", store, space, DynamicCache(config=alone.config), ids)
-    assert space.match(ids) == 32 and soon(lambda: held(server) == 0)
+    assert space.match(ids) == 32
+    nothing_is_held(server)
 
 
 def test_a_refusal_names_the_feature(server, space):
@@ -951,7 +956,7 @@ def test_a_refusal_names_the_feature(server, space):
     with torch.inference_mode():
         other = load("kvd")
     expect(ValueError, "inference_mode", open_space, space.daemon, other)
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
 
 
 # ---- other models ----------------------------------------------------------------------------------------------------
@@ -1088,7 +1093,7 @@ def test_forgotten_objects_are_released(server, space):
     generate(ours, ids, cache)
     assert soon(lambda: held(server) > 0)
     del cache
-    assert soon(lambda: held(server) == 0)
+    nothing_is_held(server)
     assert not ours.get_input_embeddings()._forward_pre_hooks
 
 
