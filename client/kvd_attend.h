@@ -108,6 +108,83 @@ int kvd_sequence_attention(const struct kvd_seen *seen, uint32_t layer,
                            const struct kvd_table *table, const struct kvd_heads *heads,
                            const float *q, size_t ldq, float *out, size_t ldo);
 
+/* ---- what decoded tokens need of a sequence --------------------------------------------------- */
+
+/*
+ * A reader decides what a sequence's tokens see of it, as the space's settings say when the reader
+ * is made.
+ *
+ *  - hshare: a decoded token sees the first tokens, the newest ones, and some that its query
+ *    selects. Similar layers, heads and queries share a selection (HShare, ICLR 2025, sections 4.2
+ *    and 4.3); a worker decides which are similar from what the prompt's last queries select.
+ *  - kvreviver: a share of the blocks stays in the pool: the first, the newest, and those that
+ *    queries need most. The others leave when decoding begins, with an exact copy (or are only in
+ *    a sketch, if kvreviver.spill is off). A query waits for a missing block that it needs.
+ *
+ * Both estimate what a query needs from the labels of keys, which remain when a block leaves.
+ *
+ *      each pass          kvd_reader_begin
+ *        each layer       kvd_reader_attention
+ *                         (kvd_sequence_append, kvd_sequence_compact)
+ *                         kvd_reader_end
+ *      prompt complete    kvd_reader_decode
+ */
+typedef struct kvd_reader kvd_reader;
+
+struct kvd_reader_options {
+        uint32_t heads; /* query heads, a multiple of kv_heads */
+        float scale;    /* of scores, as in struct kvd_heads */
+        /* as in struct kvd_seen; copied */
+        const float *frequencies;
+        uint64_t timeout_ns; /* maximum time to wait for blocks; then the pass goes on without */
+};
+
+struct kvd_reader_stats {
+        uint64_t selections;    /* selections of a layer and head */
+        uint64_t misses;        /* blocks that queries missed */
+        uint64_t late;          /* number of timeouts */
+        uint64_t most_resident; /* maximum number of resident blocks since decoding began */
+        uint64_t select_ns, fetch_ns;
+};
+
+/*
+ * Makes a reader of a sequence, which it must not outlive. Free it with kvd_reader_free, which
+ * returns NULL. All calls must be made by the thread that uses the sequence. -EINVAL: the space has
+ * several layer groups, or an option is out of range. -ENOMEM
+ */
+int kvd_reader_new(struct kvd_sequence *sequence, const struct kvd_reader_options *options,
+                   kvd_reader **ret);
+kvd_reader *kvd_reader_free(kvd_reader *reader);
+
+/*
+ * Begins a pass of n new tokens. behind: number of tokens behind the sequence's last entry, with
+ * the new ones.
+ */
+void kvd_reader_begin(kvd_reader *reader, uint32_t behind, uint32_t n);
+
+/*
+ * Does the same as kvd_sequence_attention for what the queries need. It may apply changes to the
+ * sequence, as kvd_sequence_wait does. Errors are those of kvd_sequence_attention.
+ */
+int kvd_reader_attention(kvd_reader *reader, uint32_t layer, const struct kvd_table *table,
+                         const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
+                         size_t ldo);
+
+/*
+ * Ends a pass. Once decoding has begun, it reports the use of entries (kvd_sequence_use) and lets
+ * blocks leave. Returns how many entries may have changed.
+ */
+int kvd_reader_end(kvd_reader *reader);
+
+/*
+ * Begins decoding: to be called once, after the pass that completes the prompt. behind: number of
+ * tokens that are now behind the last entry. May wait, and apply changes. Returns how many entries
+ * may have changed, or -ENOMEM.
+ */
+int kvd_reader_decode(kvd_reader *reader, uint32_t behind);
+
+void kvd_reader_stats(const kvd_reader *reader, struct kvd_reader_stats *ret);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

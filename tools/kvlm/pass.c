@@ -253,7 +253,7 @@ static void attend(struct pass *p, uint32_t layer, struct range rows, uint32_t m
 
                 a.scratch = p->benches[member].attention;
                 if (p->view->pooled)
-                        pooled_choose(p->view->pooled, layer, h, &a);
+                        pooled_choose(p->view->pooled, h, &a);
                 kvd_attend(&a);
         }
         if (member == 0)

@@ -9,6 +9,7 @@
 #include "tools/kvlm/pooled_internal.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -20,7 +21,6 @@ enum {
         LONG_STEP = 3,       /* blocks: the step after one this long begins in a fresh block */
         MAX_ROTATIONS = 256, /* distinct deltas; blocks beyond these are left out */
         WAITS = 200,         /* maximum number of waits for room in the pool, ROOM_NS each */
-        USE_EVERY = 4,       /* decoded tokens between reports of attention mass */
 };
 #define ROOM_NS 2000000L
 
@@ -57,7 +57,7 @@ bool pooled_owns_prompt(const struct pooled_options *o, struct cache *cache) {
 uint32_t pooled_not_found(const struct pooled_options *o, struct cache *cache, uint32_t tail) {
         if (pooled_owns_prompt(o, cache))
                 return UINT32_MAX;
-        return tail + (setting(cache_space(cache), "hshare") > 0 ? CALIBRATION : 1);
+        return tail + (setting(cache_space(cache), "hshare") > 0 ? READER_CALIBRATION : 1);
 }
 
 uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens) {
@@ -94,9 +94,9 @@ static void list_used(struct pooled *p) {
         for (uint32_t i = 0; i < p->n_entries; i++)
                 for (uint32_t j = 0; j < p->fill[i]; j++)
                         p->used[n++] = i * p->bt + j;
-        for (uint32_t slot = open; slot < p->n_slots; slot++)
+        for (uint32_t slot = open; slot < p->n_slots + p->in_step; slot++)
                 p->used[n++] = slot;
-        p->n_used = n;
+        p->n_used = n - p->in_step;
         p->gaps = true;
         p->renumbered++;
 }
@@ -119,7 +119,6 @@ static void take_over(struct pooled *p) {
         if (refilled)
                 list_used(p);
         make_turns(p);
-        selection_refresh(p, true);
         p->s->unpublished = true;
 }
 
@@ -174,10 +173,9 @@ struct pooled *pooled_free(struct pooled *p) {
         if (!p)
                 return NULL;
         p->s->on_full = NULL;
-        residency_free(p);
-        selection_free(p);
+        kvd_reader_free(p->reader);
         kvd_sequence_close(p->table);
-        free(p->mass);
+        free(p->lists);
         free(p->rotations);
         free(p->rotation);
         free(p->deltas);
@@ -199,24 +197,28 @@ static int allocate(struct pooled *p, uint32_t head_dim) {
         p->deltas = calloc(p->room, sizeof *p->deltas);
         p->rotation = calloc(p->room, sizeof *p->rotation);
         p->rotations = calloc((size_t)MAX_ROTATIONS * head_dim, sizeof *p->rotations);
-        p->mass = calloc(p->room, sizeof *p->mass);
+        p->lists = calloc((size_t)p->setup.kv_heads * p->capacity, sizeof *p->lists);
         if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas ||
-            !p->rotation || !p->rotations || !p->mass)
+            !p->rotation || !p->rotations || !p->lists)
                 return refuse(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
         return 0;
 }
 
 /* Sets up what the enabled methods need. Without a table they do not work. */
-static int add_methods(struct pooled *p) {
-        bool hshare = pooled_setting(p, "hshare") > 0, reviver = pooled_setting(p, "kvreviver") > 0;
-        int r = 0;
+static int add_methods(struct pooled *p, uint32_t head_dim) {
+        const struct kvd_reader_options options = {
+                .heads = p->setup.kv_heads * p->setup.group,
+                .scale = 1 / sqrtf((float)head_dim),
+                .frequencies = p->setup.frequencies,
+                .timeout_ns = p->setup.options->wait_ms * UINT64_C(1000000),
+        };
 
         if (!p->table)
                 return 0;
         eviction_new(p);
-        if (hshare || reviver)
-                r = selection_new(p, hshare);
-        return r == 0 && reviver ? residency_new(p) : r;
+        if (kvd_reader_new(p->table, &options, &p->reader) < 0)
+                return refuse(-ENOMEM, "%s", kvd_error());
+        return 0;
 }
 
 int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t capacity,
@@ -239,7 +241,7 @@ int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t ca
         if (r == 0 && !s->alone && p->space && kvd_sequence_open(p->space, p->room, &p->table) < 0)
                 p->table = NULL; /* continue without a table */
         if (r == 0)
-                r = add_methods(p);
+                r = add_methods(p, o->shape.head_dim);
         s->on_full = wait_for_room;
         s->on_full_data = p;
         if (r < 0) {
@@ -263,8 +265,13 @@ static bool in_own_part(const struct pooled *p, uint32_t token) {
         return p->setup.options->own_prompt || p->evicts || token >= p->setup.prompt;
 }
 
+/* Whether queries look at what they need. */
+static bool selects(const struct pooled *p) {
+        return p->reader && reader_looks(p->reader);
+}
+
 uint32_t pooled_step_limit(const struct pooled *p, uint32_t first) {
-        uint32_t dense = pooled_dense(p), most = p->selection ? 1 : UINT32_MAX, n = 1;
+        uint32_t dense = pooled_dense(p), most = selects(p) ? 1 : UINT32_MAX, n = 1;
 
         if (first < dense)
                 most = eviction_limit(p, first);
@@ -349,6 +356,22 @@ static void take_found(struct pooled *p, uint32_t first) {
                 p->first[i] = i * p->bt;
 }
 
+/* Number of tokens behind the table's entries. */
+static uint32_t count_behind(const struct pooled *p) {
+        uint32_t n, behind = p->n_used;
+
+        kvd_sequence_entries(p->table, &n);
+        for (uint32_t i = 0; i < n; i++)
+                behind -= p->fill[i];
+        return behind;
+}
+
+static void begin_reading(struct pooled *p, uint32_t n) {
+        p->behind = count_behind(p);
+        p->in_step = n;
+        kvd_reader_begin(p->reader, p->behind + n, n);
+}
+
 int pooled_prepare(struct pooled *p, struct step *step) {
         int r;
 
@@ -359,6 +382,8 @@ int pooled_prepare(struct pooled *p, struct step *step) {
         r = sequence_extend(p->s, p->n_slots + step->n);
         for (uint32_t i = p->n_entries; i < p->s->n_blocks; i++)
                 p->blocks[i] = p->s->blocks[i];
+        if (p->reader)
+                begin_reading(p, step->n);
         step->view = (struct view){
                 .blocks = p->blocks,
                 .gone = step->first - p->n_slots,
@@ -367,13 +392,9 @@ int pooled_prepare(struct pooled *p, struct step *step) {
                 /* in a step of one token, a rotation may appear during the step */
                 .rotation = p->rotated || step->n == 1 ? p->rotation : NULL,
                 .rotations = p->rotations,
-                .block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass :
-                                                                                        NULL,
-                .pooled = p->selection ? p : NULL,
+                .block_mass = p->reader && step->n == 1 ? reader_mass(p->reader) : NULL,
+                .pooled = selects(p) ? p : NULL,
         };
-        if (step->view.block_mass)
-                memset(p->mass, 0, p->room * sizeof *p->mass);
-        selection_refresh(p, false);
         return r;
 }
 
@@ -382,6 +403,7 @@ bool pooled_publishes(const struct pooled *p, uint32_t n_computed) {
 }
 
 static void fill_first(struct pooled *p, uint32_t n_computed) {
+        p->in_step = 0;
         for (; p->n < n_computed; p->n++) {
                 if (p->n_slots % p->bt == 0)
                         p->first[p->n_slots / p->bt] = p->n;
@@ -390,45 +412,43 @@ static void fill_first(struct pooled *p, uint32_t n_computed) {
         p->first[DIV_UP(p->n_slots, p->bt)] = p->n;
 }
 
-/*
- * Reports each entry's share of the attention per token, where 1 is the average, and how many of
- * its tokens were selected.
- */
-static void report_use(struct pooled *p) {
-        _cleanup_(freep) uint32_t *hits = calloc(p->room, sizeof *hits);
-        float total = 0;
-
-        for (uint32_t i = 0; i < p->n_entries; i++)
-                total += p->mass[i];
-        if (!hits || total <= 0 || p->stuck)
-                return;
-        selection_hits(p, hits);
-        for (uint32_t i = 0; i < p->n_entries; i++)
-                kvd_sequence_use(p->table, i,
-                                 p->mass[i] / total * (float)p->n_used / (float)MAX(p->fill[i], 1),
-                                 (float)hits[i] / (float)p->bt);
+void pooled_look(struct pooled *p, uint32_t layer, uint32_t head, const struct kvd_attention *a) {
+        reader_look(p->reader, layer, head, a->q, a->ldq);
 }
 
-static int settle_decoded(struct pooled *p, bool measured) {
-        if (measured)
-                report_use(p);
-        p->decoded++;
-        if (p->residency)
-                residency_settle(p);
-        return 0;
+void pooled_fetch(struct pooled *p, uint32_t layer) {
+        took(p, reader_fetch(p->reader));
+        reader_seen(p->reader, layer, &p->seen);
+}
+
+/* The tokens behind the table's entries, and this token's own, are always attended to. */
+void pooled_choose(struct pooled *p, uint32_t head, struct kvd_attention *a) {
+        uint32_t *list = p->lists + (size_t)head * p->capacity, n = p->behind + a->n;
+
+        if (!p->seen.chosen) { /* slots may have gone out of use since the step began */
+                a->chosen = p->gaps ? p->used : NULL;
+                a->n_chosen = p->n_used + a->n;
+                return;
+        }
+        a->n_chosen = p->seen.n_chosen[head];
+        memcpy(list, p->seen.chosen[head], a->n_chosen * sizeof *list);
+        memcpy(list + a->n_chosen, p->used + p->n_used - p->behind, n * sizeof *list);
+        a->n_chosen += n;
+        a->chosen = list;
 }
 
 /* Called when the last chunk of the prompt is in the table. */
 static int begin_decoding(struct pooled *p) {
-        int r = p->selection ? selection_begin(p) : 0;
+        int changes = kvd_reader_decode(p->reader, count_behind(p));
 
-        if (r == 0 && p->residency)
-                residency_settle(p);
-        return r;
+        if (changes < 0)
+                return refuse(changes, "%s", kvd_error());
+        took(p, changes);
+        return 0;
 }
 
 int pooled_settle(struct pooled *p, uint32_t n_computed) {
-        bool measured = p->table && n_computed == p->n + 1 && p->decoded % USE_EVERY == 0, own;
+        bool own;
         int r = 0;
 
         fill_first(p, n_computed);
@@ -443,10 +463,10 @@ int pooled_settle(struct pooled *p, uint32_t n_computed) {
                 end_step(p);
         }
         enter_all(p);
-        if (p->table && n_computed == pooled_dense(p))
+        if (p->reader)
+                took(p, kvd_reader_end(p->reader));
+        if (p->reader && n_computed == pooled_dense(p))
                 r = begin_decoding(p);
-        else if (p->table && n_computed > pooled_dense(p))
-                r = settle_decoded(p, measured);
         if (p->evicts)
                 eviction_settle(p);
         if (own)
@@ -457,7 +477,8 @@ int pooled_settle(struct pooled *p, uint32_t n_computed) {
 struct pooled_stats pooled_stats(const struct pooled *p) {
         struct pooled_stats stats = p->stats;
 
-        selection_stats(p, &stats);
+        if (p->reader)
+                kvd_reader_stats(p->reader, &stats.reader);
         if (p->table)
                 kvd_sequence_stats(p->table, &stats.table);
         return stats;

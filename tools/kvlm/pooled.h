@@ -10,14 +10,15 @@
  *      MemShare    blocks stand in for others, at a position that differs by a delta. A step of reasoning ends with an
  *                  empty line; the text after a long step begins in a fresh block, because only steps with the same
  *                  alignment are recognised as similar
- *      HShare      decoded tokens attend to a selection, made from the daemon's labels               (selection.c)
- *      KVReviver   a share of the blocks stays; a query waits for a block that it misses             (residency.c)
+ *      HShare      decoded tokens attend to a selection, made from the daemon's labels               (client/reader.h)
+ *      KVReviver   a share of the blocks stays; a query waits for a block that it misses             (client/reader.h)
  *      KeyDiff     a number of tokens stays per layer and head, after each chunk of the prompt       (eviction.c)
  *
  * Slots are numbered through the table: slot s is in block s / block_tokens. Not every slot holds a
  * token.
  */
 
+#include "client/kvd_attend.h"
 #include "client/kvd_methods.h"
 #include "kernels/attend.h"
 #include "tools/kvlm/cache.h"
@@ -48,12 +49,10 @@ struct pooled_stats {
         uint32_t steps, changes;
         uint32_t empty_slots; /* slots skipped so that steps begin in a fresh block */
         uint32_t waits;       /* waits for room in the pool */
-        uint32_t misses;      /* blocks that queries missed */
         uint32_t evictions;   /* number of evictions of tokens */
-        uint32_t late;        /* number of timeouts */
-        uint64_t selections;  /* selections of a layer and head */
-        double selection_ms, fetch_ms, wait_ms; /* fetch_ms: the waiting between layers */
-        uint64_t most_resident; /* maximum number of resident blocks since the end of the prompt */
+        uint32_t late;        /* number of timeouts of other waits than the reader's */
+        double wait_ms;
+        struct kvd_reader_stats reader;
 };
 
 struct pooled;
@@ -91,6 +90,6 @@ struct pooled_stats pooled_stats(const struct pooled *);
  */
 void pooled_look(struct pooled *, uint32_t layer, uint32_t head, const struct kvd_attention *a);
 void pooled_fetch(struct pooled *, uint32_t layer);
-void pooled_choose(struct pooled *, uint32_t layer, uint32_t head, struct kvd_attention *a);
+void pooled_choose(struct pooled *, uint32_t head, struct kvd_attention *a);
 
 #endif

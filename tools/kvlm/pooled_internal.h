@@ -3,14 +3,12 @@
 #define KVLM_POOLED_INTERNAL_H
 
 /*
- * pooled.c has the table and the steps of reasoning. Each method that needs the engine's help has
- * its own file.
+ * pooled.c has the table and the steps of reasoning, eviction.c has KeyDiff. What a query needs is
+ * decided by libkvd (client/reader.h).
  */
 
+#include "client/reader.h"
 #include "tools/kvlm/pooled.h"
-
-struct selection;
-struct residency;
 
 struct pooled {
         struct pooled_setup setup;
@@ -24,6 +22,7 @@ struct pooled {
         /* slots that hold tokens, ascending, followed by those of the step in progress */
         uint32_t *used;
         uint32_t n_used;     /* without those of the step in progress */
+        uint32_t in_step;    /* tokens of the step in progress */
         bool gaps;           /* used is not 0, 1, 2, ... */
         uint32_t renumbered; /* number of times that slots went out of use */
         uint32_t *first;     /* [blocks + 1] first token of a block */
@@ -40,12 +39,12 @@ struct pooled {
 
         /* first token of the current step of reasoning, blocks of the previous one */
         uint32_t step_first, last_step;
-        uint32_t decoded;
-        bool late;   /* the pool did not answer in time: do not wait until it does */
-        float *mass; /* [blocks] attention mass of the current token; see USE_EVERY */
-        struct selection *selection; /* NULL if no method needs to know which tokens matter */
-        struct residency *residency; /* NULL if blocks stay unless the daemon moves them */
-        uint32_t evicts;             /* KeyDiff's budget in tokens; 0 if off */
+        bool late;                 /* the pool did not answer in time: do not wait until it does */
+        struct kvd_reader *reader; /* NULL without a table */
+        struct kvd_seen seen;      /* of the current layer */
+        uint32_t behind;           /* tokens behind the table's entries, before the step */
+        uint32_t *lists;           /* [kv_heads][capacity] slots that a head attends to */
+        uint32_t evicts;           /* KeyDiff's budget in tokens; 0 if off */
         struct pooled_stats stats;
 };
 
@@ -58,27 +57,6 @@ void pooled_wait(struct pooled *);
 static inline uint32_t pooled_dense(const struct pooled *p) {
         return p->setup.prompt - p->setup.tail;
 }
-
-/* ---- selection.c ---- */
-
-enum { CALIBRATION = 32 }; /* last queries of a prompt that configure HShare */
-
-int selection_new(struct pooled *, bool hshare);
-void selection_free(struct pooled *);
-void selection_refresh(struct pooled *, bool all); /* all: entries changed, not only grew */
-int selection_begin(struct pooled *);              /* the prompt is in the table; decoding begins */
-/* adds, per block [blocks], the tokens that current choices select */
-void selection_hits(const struct pooled *, uint32_t *hits);
-void selection_stats(const struct pooled *, struct pooled_stats *);
-
-/* ---- residency.c ---- */
-
-int residency_new(struct pooled *);
-void residency_free(struct pooled *);
-/* share [entries]: the fraction of a query's attention in each, 0 to 1 */
-void residency_share(struct pooled *, const float *share);
-void residency_fetch(struct pooled *); /* missing blocks needed since the last call */
-void residency_settle(struct pooled *);
 
 /* ---- eviction.c ---- */
 

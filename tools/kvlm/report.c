@@ -43,12 +43,13 @@ static double tokens_per_second(const struct result *r) {
 
 /* Attention time excludes the selection and waiting for missing blocks. */
 static json_t *times_json(const struct result *r) {
-        const struct pooled_stats *p = &r->pooled;
+        const struct kvd_reader_stats *p = &r->pooled.reader;
+        double select_ms = (double)p->select_ns / 1e6, fetch_ms = (double)p->fetch_ns / 1e6;
 
         return json_pack("{sI sf sf sf sI}", "decoded_tokens", WHOLE(r->decoded_tokens),
                          "prompt_attention_ms", r->prompt_attention_ms, "attention_ms",
-                         r->attention_ms - p->selection_ms - p->fetch_ms, "selection_ms",
-                         p->selection_ms, "selections", WHOLE(p->selections));
+                         r->attention_ms - select_ms - fetch_ms, "selection_ms", select_ms,
+                         "selections", WHOLE(p->selections));
 }
 
 static json_t *sequence_json(const struct pooled_stats *p) {
@@ -61,7 +62,7 @@ static json_t *sequence_json(const struct pooled_stats *p) {
                 {"own", t->own},
                 {"borrowed", t->borrowed},
                 {"resident", t->resident},
-                {"most_resident", p->most_resident},
+                {"most_resident", p->reader.most_resident},
                 {"tokens", t->tokens},
                 {"shared", t->shared},
                 {"shared_tokens", t->shared_tokens},
@@ -75,8 +76,8 @@ static json_t *sequence_json(const struct pooled_stats *p) {
                 {"steps", p->steps},
                 {"changes", p->changes},
                 {"evictions", p->evictions},
-                {"misses", p->misses},
-                {"late", p->late},
+                {"misses", p->reader.misses},
+                {"late", p->late + p->reader.late},
                 {"waits", p->waits},
                 {"empty_slots", p->empty_slots},
                 {"compacted", t->compacted},

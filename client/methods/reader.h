@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_CLIENT_METHODS_READER_H
+#define KVD_CLIENT_METHODS_READER_H
+
+/*
+ * A reader: what kvd_attend.h declares, in three parts. Columns are the slots of the sequence's
+ * entries that hold tokens, resident or not, in order.
+ */
+
+#include "client/kvd_methods.h"
+#include "client/reader.h"
+#include "ipc/base/geometry.h"
+#include "kernels/attend.h"
+#include "kernels/hshare.h"
+
+enum { READER_DELTAS = 256 }; /* distinct deltas for which queries are rotated */
+
+struct kvd_reader {
+        struct kvd_sequence *sequence;
+        const struct kvd_shape *geometry;
+        const struct kvd_ops *ops;
+        uint32_t group; /* query heads of a KV head */
+        float scale;
+        float *frequencies; /* [head_dim / 2]; NULL if unknown */
+        uint64_t timeout_ns;
+        uint32_t max_blocks, slots; /* of the sequence, at most */
+
+        /* the sequence's entries as of the last refresh */
+        const struct kvd_entry *entries;
+        uint32_t n_entries;
+        uint64_t *rows; /* [max_blocks] row and generation of an entry's labels */
+        uint32_t *fill; /* [max_blocks] slots that hold tokens */
+        uint32_t *used; /* [slots] slot of each column */
+        uint32_t n_used;
+        bool gaps;           /* used is not 0, 1, 2, ... */
+        uint32_t renumbered; /* number of times that slots went out of use */
+        int32_t *deltas;     /* [max_blocks] */
+        uint32_t *rotation;  /* [max_blocks] */
+        float *rotations;    /* [READER_DELTAS][head_dim] */
+        bool rotated;        /* some delta is not 0 */
+
+        uint32_t behind, n; /* tokens behind the entries with those of the pass, and of the pass */
+        uint32_t tokens;    /* of all passes before */
+        uint32_t decoded;   /* passes since decoding began */
+        bool ready;         /* decoding has begun */
+        bool late;          /* the pool did not answer in time: do not wait until it does */
+        bool measures;      /* this pass */
+        float *mass;        /* [max_blocks] attention of the pass */
+        uint32_t *hits;     /* [max_blocks] scratch */
+
+        struct selection *selection; /* NULL if nothing needs to know which tokens matter */
+        struct residency *residency; /* NULL if blocks stay unless the daemon moves them */
+        struct kvd_reader_stats stats;
+};
+
+double reader_setting(const struct kvd_reader *, const char *name);
+/* Takes entries and labels as they are now. No attention must be running. */
+void reader_refresh(struct kvd_reader *);
+/* Waits for requested blocks. Returns how many entries have changed, or 1 if that is unknown. */
+int reader_wait(struct kvd_reader *);
+
+/* ---- reader_labels.c: estimates ---- */
+
+struct choice;
+
+struct desk { /* of a KV head; used by the thread that processes that head */
+        struct kvd_label_query *query; /* [group] */
+        float *rotated;                /* [group][dim] */
+        float *scores, *total;         /* [group][slots], [slots] */
+        uint32_t *numbers, *list;      /* scratch [2 slots]; [slots]: columns or slots */
+        float *share;                  /* [max_blocks] of the attention of the pass, estimated */
+        bool looked;                   /* share is that of the current layer */
+        uint64_t selections, ns;
+};
+
+struct selection {
+        bool hshare;
+        struct kvd_window window;
+        uint32_t every; /* queries in a group: the first one selects */
+        uint32_t dense; /* number of first layers that attend to all tokens */
+        uint32_t slots;
+        const struct kvd_hshare_ops *ops;
+        struct kvd_label_shape shape;
+        const uint8_t **rows;     /* [max_blocks] labels in the daemon's memory; NULL if none */
+        uint8_t *labels;          /* [layer][head][slot] of labelled entries */
+        uint32_t complete;        /* entries before this one have labels, or never will */
+        uint32_t labelled;        /* one past the last entry with labels */
+        bool holes;               /* some entry before that has no labels yet */
+        bool absent;              /* some entry before that has none */
+        uint32_t *layers, *heads; /* the source of each selection: [layers], [layers][kv_heads] */
+        /* [layer][head][READER_CALIBRATION][group * dim]: token t is at t % READER_CALIBRATION */
+        float *queries;
+        struct choice *choices;  /* [layer][head] */
+        struct desk *desks;      /* [head] */
+        struct kvd_block *asked; /* with the bits from which a worker makes a configuration */
+        uint32_t n_asked;
+        const uint32_t **lists; /* [head] */
+        uint32_t *n_lists;
+};
+
+static inline size_t reader_index(const struct kvd_reader *r, uint32_t layer, uint32_t head) {
+        return (size_t)layer * r->geometry->kv_heads + head;
+}
+
+/* Labels of new entries; changed: entries from this one on have changed. */
+void labels_refresh(struct kvd_reader *, uint32_t changed);
+/* Computes one score per slot of a labelled entry, for the query heads of a KV head. */
+void labels_score(struct kvd_reader *, uint32_t layer, uint32_t head, const float *q);
+/* After labels_score: raises the shares of the entries to those of this query. */
+void labels_share(struct kvd_reader *, uint32_t head);
+
+/* ---- reader_select.c: HShare ---- */
+
+int selection_new(struct kvd_reader *, bool hshare);
+void selection_free(struct kvd_reader *);
+int selection_begin(struct kvd_reader *); /* the prompt is in the table; decoding begins */
+void selection_take(struct kvd_reader *); /* takes a configuration that was asked for */
+/* adds, per entry [max_blocks], the tokens that current choices select */
+void selection_hits(const struct kvd_reader *, uint32_t *hits);
+
+/* ---- reader_keep.c: KVReviver ---- */
+
+int residency_new(struct kvd_reader *);
+void residency_free(struct kvd_reader *);
+/* share [n_entries]: the fraction of a query's attention in each, 0 to 1 */
+void residency_share(struct kvd_reader *, const float *share);
+int residency_fetch(struct kvd_reader *); /* missing blocks that are needed since the last call */
+int residency_settle(struct kvd_reader *);
+
+#endif
