@@ -332,6 +332,18 @@ bool pin_block(struct view *view, kvd_ref ref);
 static inline void unpin_block(struct view *view, uint32_t id) {
         atomic_fetch_sub_explicit(&view->words[id].pins, 1, memory_order_release);
 }
+/*
+ * Tells the daemon, after the fact, that pins which `held` does not count have changed. The release
+ * pairs with the acquire in pins_state: a round that sees it sees the pins.
+ */
+static inline void pins_moved(struct view *view) {
+        atomic_fetch_add_explicit(&view->page->moved, 1, memory_order_release);
+}
+
+static inline void unpin_moved(struct view *view, uint32_t id) {
+        unpin_block(view, id);
+        pins_moved(view);
+}
 
 /* sequence.c */
 

@@ -15,7 +15,7 @@
 static void let_go(struct view *view, const struct deferred *deferred, uint32_t n) {
         for (uint32_t i = 0; i < n; i++) {
                 if (deferred[i].is_pin)
-                        unpin_block(view, kvd_ref_id(deferred[i].ref));
+                        unpin_moved(view, kvd_ref_id(deferred[i].ref));
                 else
                         magazine_put(view, &deferred[i].ref, 1);
                 view_put(view);
@@ -80,7 +80,7 @@ void deferred_unpin(struct view *view, kvd_ref ref, void *stream) {
         else if (r == -EBUSY)
                 list(view, deferred);
         else
-                unpin_block(view, kvd_ref_id(ref));
+                unpin_moved(view, kvd_ref_id(ref));
 }
 
 #define SETTLE_PIECE 64u

@@ -35,7 +35,7 @@ static void let_go(struct owner *o) {
         if (o->pinned == KVD_ROOT)
                 return;
         if (!view->device) {
-                unpin_block(view, kvd_ref_id(o->pinned));
+                unpin_moved(view, kvd_ref_id(o->pinned));
                 return;
         }
         deferred_settle(view);
@@ -231,6 +231,7 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
                 return r;
         shape_block(o);
         atomic_fetch_add_explicit(&view->words[block].pins, 1, memory_order_seq_cst);
+        pins_moved(view);
         o->pinned = ref;
         *ret = &o->managed;
         return 0;

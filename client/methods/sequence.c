@@ -131,6 +131,7 @@ struct kvd_sequence *kvd_sequence_close(struct kvd_sequence *s) {
         for (uint32_t i = 0; i < s->n; i++)
                 if (is_pinned_by_us(&s->entries[i]))
                         unpin_block(s->view, s->entries[i].block);
+        pins_moved(s->view);
         request.space = s->view->handle;
         request.sequence = s->number;
         deadline_begin();
@@ -270,6 +271,7 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
                 atomic_fetch_add(&s->view->words[blocks[i].id].pins, 1);
         }
         r = append(s, true, refs, n, tokens, n_tokens);
+        pins_moved(s->view);
         if (r == 0) {
                 consume(s, refs, n, blocks, n_tokens);
                 return 0;

@@ -202,6 +202,8 @@ static int take_over(struct kvd_sequence *s, int *changed, bool *pending) {
                         return r;
                 n_taken = news.n;
                 *changed += apply_all(s, news.changes, news.n, taken);
+                if (news.n)
+                        pins_moved(s->view);
         } while (n_taken);
         s->seen = epoch;
         *pending = news.pending;

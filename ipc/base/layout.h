@@ -61,7 +61,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 16u
+#define KVD_LAYOUT_VERSION 17u
 
 #define KVD_RUN_BLOCKS 16u /* blocks in a run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -414,6 +414,7 @@ struct kvd_pinpage {
         alignas(64) shm_u64 counters[KVD_CLIENT_WORDS];
         /* number of blocks in the chains of this client's pins, counted once for each pin */
         alignas(64) shm_u64 held;
+        shm_u64 moved; /* number of changes of other pins: of sequences' entries, tensors, streams */
         /*
          * Written by the daemon: life of the index that the pins refer to. If it differs from life
          * in the client's index, the daemon was replaced and that index is no longer valid.

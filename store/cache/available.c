@@ -5,8 +5,8 @@
  * kvd_available reads it there: blocks that are free, that memory could be found for, or that could
  * be evicted. To know the last number, the daemon must know which blocks pins hold: pinned blocks
  * and all before them. It finds out by rounds through the pin pages, as idle work in pieces. A
- * round begins only if pins have changed, as clients say in `held` (which is trusted for nothing
- * else). Between two rounds the number follows the space's counts.
+ * round begins only if pins have changed, as clients say in `held` and `moved` (which are trusted
+ * for nothing else). Between two rounds the number follows the space's counts.
  */
 
 #include "store/account.h"
@@ -142,7 +142,8 @@ uint64_t pins_state(const struct space *space) {
 
         for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
                 if (a->state != FOLDING)
-                        state = state * 31 + atomic_load(&a->page->held) + 1;
+                        state = (state * 31 + atomic_load(&a->page->held) + 1) * 31 +
+                                atomic_load_explicit(&a->page->moved, memory_order_acquire);
         return state;
 }
 

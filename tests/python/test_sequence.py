@@ -8,7 +8,8 @@ import errno
 import sys
 from array import array
 
-from common import DIM, HEADS, LAYERS, TOKENS, chain, fill, geometry, kvd, main, np, raises, seal
+from common import (DIM, HEADS, LAYERS, TOKENS, chain, fill, geometry, instance, kvd, main, np, options, raises, seal,
+                    until)
 
 
 def appended(space: kvd.Space, sequence: kvd.Sequence, number: int, n: int) -> None:
@@ -42,6 +43,28 @@ def test_a_table_of_borrowed_and_own_blocks(space):
     with raises(kvd.Closed):
         sequence.entries()
     sequence.close()
+
+
+def test_blocks_that_a_sequence_or_a_tensor_holds_are_counted(_space):
+    """Also if no pin changes, which alone would start a round."""
+    with instance.Instance(*options()) as it, kvd.connect(it.socket) as daemon, daemon.space("s", geometry()) as space:
+        def pinned() -> int:
+            return sum(client["pinned_blocks"] for client in it.stat("clients")["clients"])
+
+        seal(space, 1, 1)
+        with space.lookup(chain(1, 1)) as pin:
+            tensor = np.from_dlpack(pin.view(pin.blocks[0]))
+        until(lambda: pinned() == 1)
+        del tensor
+        until(lambda: pinned() == 0)
+        with space.sequence(8) as sequence:
+            appended(space, sequence, 2, 3)
+            until(lambda: pinned() == 3)
+            sequence.cool([1], "drop")
+            assert sequence.wait(60) == 1
+            until(lambda: pinned() == 2)
+        until(lambda: pinned() == 0)
+        it.check()
 
 
 def test_blocks_leave_and_come_back(space):
