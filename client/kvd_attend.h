@@ -136,7 +136,7 @@ struct kvd_reader_options {
         float scale;    /* of scores, as in struct kvd_heads */
         /* as in struct kvd_seen; copied */
         const float *frequencies;
-        uint64_t timeout_ns; /* maximum time to wait for blocks; then the pass goes on without */
+        uint64_t timeout_ns; /* maximum time to wait for blocks */
 };
 
 struct kvd_reader_stats {
@@ -164,11 +164,19 @@ void kvd_reader_begin(kvd_reader *reader, uint32_t behind, uint32_t n);
 
 /*
  * Does the same as kvd_sequence_attention for what the queries need. It may apply changes to the
- * sequence, as kvd_sequence_wait does. Errors are those of kvd_sequence_attention.
+ * sequence, as kvd_sequence_wait does. Errors are those of kvd_sequence_attention and, if blocks
+ * that have an exact copy are needed and do not come, -ETIMEDOUT, -ENOBUFS (there is no room for
+ * them), and what kvd_sequence_revive returns without the daemon; it may be called again then.
  */
 int kvd_reader_attention(kvd_reader *reader, uint32_t layer, const struct kvd_table *table,
                          const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                          size_t ldo);
+
+/*
+ * Does the same without attention, for a pass of the prompt whose attention the engine computes
+ * itself. Of its queries the last 32 matter: a pass of only these may be described instead. -EINVAL
+ */
+int kvd_reader_look(kvd_reader *reader, uint32_t layer, const float *q, size_t ldq);
 
 /*
  * Ends a pass. Once decoding has begun, it reports the use of entries (kvd_sequence_use) and lets

@@ -24,7 +24,11 @@ float *reader_mass(const kvd_reader *);
 
 /* q: the head's queries of the pass's first token, ldq floats before those of the next one */
 void reader_look(kvd_reader *, uint32_t layer, uint32_t head, const float *q, size_t ldq);
-int reader_fetch(kvd_reader *); /* returns how many entries may have changed */
+/*
+ * Returns how many entries have changed, or, if blocks that are needed do not come, the error of
+ * kvd_reader_attention; then entries may have changed.
+ */
+int reader_fetch(kvd_reader *);
 /* The lists are valid until the next call. */
 void reader_seen(kvd_reader *, uint32_t layer, struct kvd_seen *ret);
 

@@ -205,19 +205,28 @@ float *reader_mass(const struct kvd_reader *r) {
         return r->measures ? r->mass : NULL;
 }
 
+int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq) {
+        size_t width = (size_t)r->group * r->geometry->head_dim;
+
+        if (layer >= r->geometry->layers)
+                return client_fail(-EINVAL, "layer %u of %u", layer, r->geometry->layers);
+        for (uint32_t h = 0; h < r->geometry->kv_heads; h++)
+                reader_look(r, layer, h, q + h * width, ldq);
+        return MIN(reader_fetch(r), 0);
+}
+
 int kvd_reader_attention(struct kvd_reader *r, uint32_t layer, const struct kvd_table *table,
                          const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                          size_t ldo) {
-        size_t width = (size_t)r->group * r->geometry->head_dim;
         struct kvd_seen seen;
+        int e;
 
-        if (layer >= r->geometry->layers || heads->heads != r->group * r->geometry->kv_heads ||
-            table->n != r->n)
-                return client_fail(-EINVAL, "layer %u, %u heads, %u tokens: not those of the pass",
-                                   layer, heads->heads, table->n);
-        for (uint32_t h = 0; h < r->geometry->kv_heads; h++)
-                reader_look(r, layer, h, q + h * width, ldq);
-        reader_fetch(r);
+        if (heads->heads != r->group * r->geometry->kv_heads || table->n != r->n)
+                return client_fail(-EINVAL, "%u heads and %u tokens in a pass of %u and %u",
+                                   heads->heads, table->n, r->group * r->geometry->kv_heads, r->n);
+        e = kvd_reader_look(r, layer, q, ldq);
+        if (e < 0)
+                return e;
         reader_seen(r, layer, &seen);
         return kvd_sequence_attention(&seen, layer, table, heads, q, ldq, out, ldo);
 }

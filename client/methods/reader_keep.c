@@ -143,29 +143,53 @@ static bool is_missed(const struct kvd_reader *p, uint32_t i) {
                !(p->entries[i].flags & KVD_ENTRY_DROPPED);
 }
 
-/* Requests missing blocks that are needed, within the budget. Returns how many come. */
-static uint32_t revive(struct kvd_reader *p, uint32_t n) {
-        struct residency *r = p->residency;
-        uint32_t coming = 0;
-
-        for (uint32_t k = 0; k < n; k++) {
-                uint32_t i = r->order[k], flags = p->entries[i].flags;
-
-                if (!is_missed(p, i) || !(flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE)))
-                        continue;
-                p->stats.misses++;
-                coming += kvd_sequence_revive(p->sequence, 1, &i,
-                                              flags & KVD_ENTRY_SPILLED ? KVD_REVIVE_EXACT :
-                                                                          KVD_REVIVE_APPROX) > 0;
-        }
-        return coming;
-}
-
 static bool misses(const struct kvd_reader *p) {
         for (uint32_t i = 0; i < p->n_entries; i++)
                 if (is_missed(p, i))
                         return true;
         return false;
+}
+
+/*
+ * Requests missing blocks among the first n of the order. What only a sketch has is requested, too,
+ * and may not come. Returns how many come.
+ */
+static int revive(struct kvd_reader *p, uint32_t n) {
+        int coming = 0;
+
+        for (uint32_t k = 0; k < n; k++) {
+                uint32_t i = p->residency->order[k], flags = p->entries[i].flags;
+                int r;
+
+                if (!is_missed(p, i) || !(flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE)))
+                        continue;
+                p->stats.misses++;
+                r = kvd_sequence_revive(p->sequence, 1, &i,
+                                        flags & KVD_ENTRY_SPILLED ? KVD_REVIVE_EXACT :
+                                                                    KVD_REVIVE_APPROX);
+                if (r < 0 && r != -ENODATA)
+                        return r;
+                coming += r > 0;
+        }
+        return coming;
+}
+
+/* After the wait: whether all that were requested are here, of which there is an exact copy. */
+static int check_here(const struct kvd_reader *p, uint32_t n) {
+        uint32_t gone = 0;
+
+        for (uint32_t k = 0; k < n; k++) {
+                uint32_t i = p->residency->order[k];
+
+                gone += is_missed(p, i) && p->entries[i].flags & KVD_ENTRY_SPILLED;
+        }
+        if (gone && p->late)
+                return client_fail(-ETIMEDOUT, "%u blocks that a query needs have not come yet",
+                                   gone);
+        if (gone)
+                return client_fail(-ENOBUFS, "there is no room for %u blocks that a query needs",
+                                   gone);
+        return 0;
 }
 
 static void count_resident(struct kvd_reader *p) {
@@ -176,22 +200,27 @@ static void count_resident(struct kvd_reader *p) {
         p->stats.most_resident = MAX(p->stats.most_resident, n);
 }
 
+static int fetch(struct kvd_reader *p) {
+        uint64_t misses_before = p->stats.misses;
+        uint32_t fit, n = rank(p, &fit), most = MIN(n, fit);
+        int coming = revive(p, most), changed, r;
+
+        if (coming < 0 || p->stats.misses == misses_before)
+                return MIN(coming, 0);
+        make_room(p, n, fit, (uint32_t)coming);
+        changed = reader_wait(p);
+        r = check_here(p, most);
+        count_resident(p);
+        return r < 0 ? r : changed;
+}
+
 int residency_fetch(struct kvd_reader *p) {
         uint64_t started = sys_now_ns();
-        uint32_t n, fit, coming;
-        int changed = 0;
+        int r = misses(p) ? fetch(p) : 0;
 
-        if (misses(p) && !p->late) {
-                n = rank(p, &fit);
-                coming = revive(p, MIN(n, fit));
-                make_room(p, n, fit, coming);
-                if (coming > 0)
-                        changed = reader_wait(p);
-                count_resident(p);
-        }
         memset(p->residency->wanted, 0, p->max_blocks * sizeof *p->residency->wanted);
         p->stats.fetch_ns += sys_now_ns() - started;
-        return changed;
+        return r;
 }
 
 int residency_settle(struct kvd_reader *p) {

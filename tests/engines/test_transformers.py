@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -704,6 +704,164 @@ def test_what_a_budget_does_not_support(server, space):
         expect(ValueError, "sliding windows", KvdCache, model, own, [1, 2, 3])
 
 
+# ---- KVReviver and HShare --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def following(server, name: str, **settings):
+    """A space whose methods are set."""
+    with kvd.connect(server.socket) as connection, open_space(connection, ours, name) as space:
+        for it, value in settings.items():
+            space.set(it, value)
+        yield space
+
+
+def asked(n: int = 8) -> list[tuple[list[int], str]]:
+    """Questions about a fact of a document of 2,000 tokens, and their answers."""
+    demo, tokenizer = ROOT / "tools/kvlm/demo", AutoTokenizer.from_pretrained(MODEL)
+    text, lines = (demo / "document-1.txt").read_text(), (demo / "questions-1.jsonl").read_text().splitlines()
+    return [(tokenizer(text + it["prompt"]).input_ids, it["answer"]) for it in map(json.loads, lines[:n])]
+
+
+def answers_all(space, questions: list[tuple[list[int], str]], look) -> None:
+    """Answers them, and lets look() check each row before it closes."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for ids, answer in questions:
+        with KvdCache(ours, space, ids) as cache:
+            assert tokenizer.decode(generate(ours, ids, cache, n=6)).startswith(answer), answer
+            (row,) = cache._sequences
+            look(cache, row)
+
+
+def test_answers_from_a_tenth_of_the_blocks(server, space):
+    """KVReviver: the block with the fact comes back when the question is asked."""
+    def look(cache, row):
+        table, reader = row.kept.stats(), row.reader.stats()
+        assert table.resident <= 13 < 100 < table.spilled + table.resident and reader.most_resident <= 13, table
+        assert reader.misses and table.revived_exact and cache.found == 0, reader
+
+    with following(server, "revived", kvreviver=1, **{"kvreviver.budget": 0.1}) as own:
+        answers_all(own, asked(), look)
+        assert own.match(asked(1)[0][0]) == 0
+    nothing_is_held(server)
+    server.check()
+
+
+def test_answers_from_selected_tokens(server, space):
+    """HShare: a decoded token sees a tenth. The prompt is published and found, the answer is not published."""
+    def look(cache, row):
+        assert row.reader.stats().selections and (cache.found == 0 if cache is first[0] else cache.found > 1900)
+        assert row.kept.stats().borrowed == len(row.prompt) // 16
+
+    first = []
+    with following(server, "selected", hshare=1, **{"hshare.top": 120}) as own:
+        questions = asked()
+        with KvdCache(ours, own, questions[0][0]) as cache:
+            first.append(cache)
+            generate(ours, questions[0][0], cache, n=60)
+            look(cache, cache._sequences[0])
+            assert own.match(questions[0][0] + generate(ours, questions[0][0], n=60)) == 2000
+        answers_all(own, questions, look)
+        own.set("hshare", 0)
+        ids = questions[0][0]
+        assert in_place(own, ids) == (generate(alone, ids), 2000)
+    nothing_is_held(server)
+    server.check()
+
+
+def test_a_selection_of_all_changes_nothing(server, space):
+    """Whatever is read; with rows, and a conversation that goes on after an answer."""
+    ids, mask = padded([document(9100, 300), document(9101, 120)])
+    expected = generate_batch(alone, ids, mask, n=40)
+    for name, settings in {"hshare": {"hshare.top": 10000}, "kvreviver": {"kvreviver.budget": 1},
+                           "both": {"hshare": 1, "kvreviver": 1, "hshare.top": 1000, "kvreviver.budget": 1}}.items():
+        with following(server, f"all-{name}", **{name: 1} if name != "both" else {}, **settings) as own:
+            for _ in range(2):
+                assert batch_in_place(ours, own, ids, mask, n=40) == (expected, 0), name
+            prompt = document(9102, 200)
+            with KvdCache(ours, own, prompt) as cache:
+                said = prompt + generate(ours, prompt, cache, n=30)
+                more = said + document(9103, 50)
+                assert generate(ours, more, cache, n=30) == generate(alone, more, n=30), name
+    server.check()
+
+
+def test_methods_together(server, space):
+    """Half of the tokens (KeyDiff), of which a quarter stays (KVReviver), of which a tenth is read (HShare)."""
+    def look(cache, row):
+        table = row.kept.stats()
+        assert table.compacted and table.spilled and row.reader.stats().selections, table
+        assert row.used <= 1000 + 16 + 6 and table.resident <= 32, (row.used, table)
+
+    settings = {"keydiff.budget": 1000, "hshare.top": 120}
+    with following(server, "together", keydiff=1, kvreviver=1, hshare=1, **settings) as own:
+        answers_all(own, asked(), look)
+    nothing_is_held(server)
+    server.check()
+
+
+def test_a_conversation_goes_on_without_most_blocks(server, space):
+    """A second question in the same cache: its tokens, too, bring back what they need."""
+    tokenizer, (ids, answer), (other, second) = AutoTokenizer.from_pretrained(MODEL), *asked(2)
+    same = next(i for i, (a, b) in enumerate(zip(ids, other)) if a != b)
+    with following(server, "second", kvreviver=1, **{"kvreviver.budget": 0.1}) as own:
+        with KvdCache(ours, own, ids) as cache:
+            said = ids + generate(ours, ids, cache, n=6)
+            assert tokenizer.decode(said[len(ids):]).startswith(answer)
+            more = said + tokenizer("\n").input_ids + other[same - 20:]
+            assert tokenizer.decode(generate(ours, more, cache, n=6)).startswith(second)
+
+
+def test_missing_blocks_without_a_daemon_end_the_request(server, space):
+    """Whether a query needs them, or only its next block has no room: it must not go on without them, and unnoticed."""
+    with daemon("--pool", "64M") as small, following(small, "lost", kvreviver=1, **{"kvreviver.budget": 0.1}) as own:
+        (ids, _), = asked(1)
+        with KvdCache(ours, own, ids) as cache:
+            expect(kvd.Error, "", generate, ours, ids, cache, n=60, stopping_criteria=[At(len(ids) + 1, small.kill)])
+        small.start()
+        small.check()
+
+
+def test_a_full_pool_swaps_blocks(server, space):
+    """What leaves makes room for what comes back, and for the answer."""
+    with daemon("--pool", "64M") as small, following(small, "full", kvreviver=1, **{"kvreviver.budget": 0.1}) as own:
+        (ids, _), = asked(1)
+        with KvdCache(ours, own, ids) as cache, ExitStack() as others:
+            generate(ours, ids, cache, n=1)
+            for _ in range(3):      # a client may fill half of the pool
+                room = others.enter_context(open_space(others.enter_context(kvd.connect(small.socket)), ours, "full"))
+                with suppress(kvd.PoolFull, kvd.QuotaExceeded):
+                    while True:
+                        others.callback(room.free, room.alloc(1))
+            for i in range(40):
+                step(ours, 5, len(ids) + i, cache)
+            assert not cache.private and cache._sequences[0].kept.stats().revived_exact
+        small.check()
+
+
+def followed_in_child(socket: str) -> None:
+    with following(type("", (), {"socket": socket}), "killed", kvreviver=1, hshare=1) as own:
+        ids = document(9110, 800)
+        with KvdCache(ours, own, ids) as cache:
+            generate(ours, ids, cache, n=20)
+            print(cache._sequences[0].kept.stats().spilled, flush=True)
+            signal.pause()
+
+
+def test_a_process_whose_blocks_have_left_is_killed(server, space):
+    with daemon("--pool", "64M") as small:
+        process = subprocess.Popen([sys.executable, __file__, small.socket, "--followed"], stdout=subprocess.PIPE, text=True)
+        assert int(process.stdout.readline()) > 20
+        process.kill()
+        process.wait()
+
+        def left() -> tuple[int, int]:
+            return held(small), sum(it["sequences"] for it in small.stat("spaces")["spaces"])
+
+        assert soon(lambda: left() == (0, 0)), (left(), small.stat("spaces"), small.stat("clients"))
+        small.check()
+
+
 # ---- continuous batching ---------------------------------------------------------------------------------------------
 
 
@@ -1151,6 +1309,8 @@ if __name__ == "__main__":
         batch_in_child(*sys.argv[2:])
     if sys.argv[2:] == ["--reduced"]:
         sys.exit(reduced_in_child(sys.argv[1]))
+    if sys.argv[2:] == ["--followed"]:
+        sys.exit(followed_in_child(sys.argv[1]))
     if sys.argv[2:] == ["--rows"]:
         sys.exit(rows_in_child(sys.argv[1]))
     if len(sys.argv) > 1:

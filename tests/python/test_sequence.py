@@ -7,6 +7,7 @@ import ctypes
 import errno
 import sys
 from array import array
+from contextlib import contextmanager
 
 from common import (DIM, HEADS, LAYERS, TOKENS, chain, fill, geometry, instance, kvd, main, np, options, raises, seal,
                     until)
@@ -123,7 +124,11 @@ class Attending:
         (block,) = self.space.alloc(1)
         planes = np.ctypeslib.as_array((ctypes.c_float * (self.space.block_bytes // 4)).from_address(block.data))
         planes[:] = self.random.standard_normal(len(planes), dtype="f4")
+        self.plant(number, planes.reshape(LAYERS, 2, HEADS, TOKENS, DIM))
         self.sequence.append([block], [1 + number] * n)
+
+    def plant(self, number: int, planes: np.ndarray) -> None:
+        """Alter the keys and values of a block: [layers, K and V, heads, tokens, dim]."""
 
     def entry(self, it: kvd.Entry) -> np.ndarray:
         """[layers, K and V, heads, slots in use, dim]"""
@@ -267,6 +272,205 @@ def test_prefixes_of_two_depths(space):
             1, every + 1, 2 * every + 1]
         with raises(kvd.Invalid):
             other.prefix_sample(200, [], 16)
+
+
+
+# ---- readers ---------------------------------------------------------------------------------------------------------
+
+PLANTED = (20, 39, 50, 77)      # slots whose keys a query needs, of a sequence of 8 blocks
+
+
+class Reading(Attending):
+    """Random keys are short, and those of some slots are long, in a direction of their own for each layer and head."""
+
+    def __init__(self, space: kvd.Space, tokens: list[int], planted: tuple[int, ...] = PLANTED):
+        self.planted = planted
+        self.far = np.random.default_rng(1).standard_normal((LAYERS, HEADS, DIM), dtype="f4") * 3
+        super().__init__(space, tokens, 1)
+        self.reader = kvd.Reader(self.sequence, QUERIES, SCALE, timeout_s=600)
+
+    def plant(self, number: int, planes: np.ndarray) -> None:
+        planes[:, 0] *= 0.1
+        for slot in self.planted:
+            if slot // TOKENS == number:
+                planes[:, 0, :, slot % TOKENS] = self.far
+
+    def prompt(self) -> None:
+        """A pass of one query, as if it completed the prompt; then decoding begins."""
+        self.ask(np.zeros((LAYERS, QUERIES, DIM), "f4"))
+        self.reader.decode(1)
+
+    def ask(self, q: np.ndarray) -> np.ndarray:
+        """A pass of a token that is behind the entries."""
+        out = np.empty_like(q)
+        self.reader.begin(1, 1)
+        for layer in range(LAYERS):
+            self.table.attend(layer, 0, 1, QUERIES, SCALE, q[layer].ctypes.data, QUERIES * DIM, out[layer].ctypes.data,
+                              QUERIES * DIM, after=self.reader)
+        self.reader.end()
+        return out
+
+    def needing(self) -> np.ndarray:
+        """Queries that need what is planted."""
+        return np.repeat(self.far, 2, 1) * 0.5
+
+    def seen(self, q: np.ndarray, chosen=None) -> np.ndarray:
+        """Attention over what is there, or over these slots of it."""
+        out = np.empty_like(q)
+        for layer in range(LAYERS):
+            self.table.attend(layer, 0, 1, QUERIES, SCALE, q[layer].ctypes.data, QUERIES * DIM, out[layer].ctypes.data,
+                              QUERIES * DIM, after=self.sequence, chosen=chosen and [array("I", chosen)] * HEADS)
+        return out
+
+    def close(self) -> None:
+        self.reader.close()
+        super().close()
+
+
+@contextmanager
+def reading(**settings: float):
+    """A space of its own with these settings, because a space's settings last."""
+    if not np:
+        return
+    with instance.Instance(*options()) as it, kvd.connect(it.socket) as daemon:
+        with daemon.space("reading", geometry()) as space:
+            for name, value in settings.items():
+                space.set(name, value)
+            yield space
+        it.check()
+
+
+def test_a_reader_without_methods_sees_all(_space):
+    with reading() as space:
+        it = Reading(space, [TOKENS, 9, TOKENS])
+        q = it.random.standard_normal((LAYERS, QUERIES, DIM), dtype="f4")
+        assert (it.ask(q) == it.seen(q)).all()
+        it.reader.decode(1)
+        it.sequence.cool([0], "drop")
+        it.sequence.wait(600)
+        assert (it.ask(q) == it.seen(q)).all() and it.reader.stats().selections == 0
+        it.close()
+
+
+def test_a_reader_selects_what_a_query_needs(_space):
+    """HShare: the first tokens, the newest, and those with the largest scores; then blocks that leave and are compacted."""
+    window = {"hshare.sinks": 4, "hshare.recent": 8, "hshare.top": len(PLANTED)}
+    each = {"hshare.dense_layers": 0, "hshare.layer_ratio": 1, "hshare.head_ratio": 1}
+    with reading(hshare=1, **window, **each) as space:
+        it = Reading(space, [TOKENS] * 8)
+        it.prompt()
+        q = it.needing()
+        for _ in range(3):
+            assert (it.ask(q) == it.seen(q, [0, 1, 2, 3, *PLANTED, *range(8 * TOKENS - 7, 8 * TOKENS)])).all()
+        assert it.reader.stats().selections == 3 * LAYERS * HEADS
+        it.append(8, 9)     # another entry, which is not full: the newest 8 tokens are its last 7, and the new one
+        it.sequence.wait(600)
+        newest = range(8 * TOKENS + 2, 8 * TOKENS + 9)
+        assert (it.ask(q) == it.seen(q, [0, 1, 2, 3, *PLANTED, *newest])).all()
+        it.sequence.cool([PLANTED[1] // TOKENS], "drop")
+        it.sequence.wait(600)
+        got, here = it.ask(q), {*PLANTED} - {PLANTED[1]}
+        others = [slot for slot in range(4, 8 * TOKENS + 2) if slot // TOKENS != PLANTED[1] // TOKENS and slot not in here]
+        assert any((got[0, 0] == it.seen(q, sorted([0, 1, 2, 3, *here, other, *newest]))[0, 0]).all() for other in others)
+        it.close()
+
+
+def test_a_reader_with_few_tokens_sees_all(_space):
+    with reading(hshare=1, kvreviver=1, **{"kvreviver.budget": 1}) as space:
+        it = Reading(space, [TOKENS] * 3)
+        it.prompt()
+        q = it.needing()
+        assert (it.ask(q) == it.seen(q)).all()
+        stats = it.reader.stats()
+        assert (stats.selections, stats.misses, stats.most_resident) == (0, 0, 3), stats
+        it.close()
+
+
+def test_a_reader_brings_back_what_a_query_needs(_space):
+    """KVReviver: of 8 blocks, 3 stay: the first, the newest, and one for those that are needed."""
+    with reading(kvreviver=1, **{"kvreviver.wanted": 0.3}) as space:
+        it = Reading(space, [TOKENS] * 8, planted=(50,))
+
+        def here() -> list[int]:
+            return [i for i, entry in enumerate(it.sequence.entries()) if entry.data]
+
+        it.prompt()
+        assert len(here()) == 3 and here()[0] == 0 and here()[-1] == 7, here()
+        if 3 in here():             # which of equal ones stays is not defined
+            it.sequence.cool([3], "spill")
+            it.sequence.wait(600)
+        diffuse = it.random.standard_normal((LAYERS, QUERIES, DIM), dtype="f4") * 0.01
+        assert (it.ask(diffuse) == it.seen(diffuse)).all() and it.reader.stats().misses == 0
+        q = it.needing()
+        assert (it.ask(q) == it.seen(q)).all()
+        assert here() == [0, 3, 7] and it.reader.stats().misses == 1 == it.sequence.stats().revived_exact
+        it.ask(q)
+        assert it.reader.stats().misses == 1 and it.reader.stats().most_resident == 3
+        it.close()
+
+
+def test_what_a_reader_waits_for_is_a_setting(_space):
+    """kvreviver.wanted: with 1, for nothing that gets less than all of the attention; with 0, for all that there is room for."""
+    with reading(kvreviver=1, **{"kvreviver.wanted": 1, "kvreviver.budget": 0.5}) as space:
+        it = Reading(space, [TOKENS] * 8, planted=(50,))
+        it.prompt()
+        if it.sequence.entries()[3].data:
+            it.sequence.cool([3], "spill")
+            it.sequence.wait(600)
+        it.ask(it.needing() * 0.3)
+        assert it.reader.stats().misses == 0
+        it.reader.close()
+        space.set("kvreviver.wanted", 0)
+        it.reader = kvd.Reader(it.sequence, QUERIES, SCALE, timeout_s=600)
+        it.prompt()
+        it.ask(it.needing() * 0.3)
+        assert it.reader.stats().misses and it.sequence.entries()[3].data and it.sequence.stats().resident == 4
+        it.close()
+
+
+def test_what_does_not_fit_a_reader(_space):
+    with reading(kvreviver=1) as space:
+        it = Reading(space, [TOKENS] * 8)
+        for heads, scale in ((HEADS + 1, SCALE), (0, SCALE), (QUERIES, 0.0), (QUERIES, float("nan"))):
+            with raises(kvd.Invalid):
+                kvd.Reader(it.sequence, heads, scale)
+        it.reader.begin(1, 1)
+        q = np.zeros((2, 2 * QUERIES, DIM), "f4")
+
+        def ask(layer: int, n: int, heads: int) -> None:
+            it.table.attend(layer, 0, n, heads, SCALE, q.ctypes.data, heads * DIM, q.ctypes.data, heads * DIM, after=it.reader)
+
+        for layer, n, heads in ((LAYERS, 1, QUERIES), (0, 0, QUERIES), (0, 1, HEADS)):
+            with raises(kvd.Invalid):
+                ask(layer, n, heads)
+        with raises(kvd.Invalid):
+            it.reader.look(LAYERS, q.ctypes.data, QUERIES * DIM)
+        ask(0, 1, QUERIES)
+        it.reader.close()
+        with raises(kvd.Closed):
+            ask(0, 1, QUERIES)
+        it.close()
+
+
+def test_a_reader_whose_daemon_is_gone(_space):
+    """What is here is seen; a block that is needed and gone is an error, and not left out."""
+    if not np:
+        return
+    with instance.Instance(*options()) as daemon, kvd.connect(daemon.socket) as connection:
+        with connection.space("reading", geometry()) as space:
+            space.set("kvreviver", 1)
+            it = Reading(space, [TOKENS] * 8, planted=(50,))
+            it.prompt()
+            it.sequence.cool([3], "spill")
+            it.sequence.wait(600)
+            q = it.needing()
+            it.ask(q * 0)
+            daemon.kill()
+            assert (it.ask(q * 0) == it.seen(q * 0)).all()
+            with raises(kvd.Error):
+                it.ask(q)
+            it.close()
+        daemon.start()
 
 
 if __name__ == "__main__":

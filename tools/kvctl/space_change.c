@@ -229,7 +229,8 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         if (of_a_method) {
                 answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
                 answer_say(answer,
-                           "transformers in place follows KeyDiff, and the other engines do not.");
+                           "transformers in place follows KeyDiff, KVReviver and HShare, and "
+                           "the other engines do not.");
         }
         return r;
 }

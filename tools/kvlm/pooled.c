@@ -417,7 +417,9 @@ void pooled_look(struct pooled *p, uint32_t layer, uint32_t head, const struct k
 }
 
 void pooled_fetch(struct pooled *p, uint32_t layer) {
-        took(p, reader_fetch(p->reader));
+        int changes = reader_fetch(p->reader);
+
+        took(p, changes < 0 ? 1 : changes); /* the step goes on without blocks that do not come */
         reader_seen(p->reader, layer, &p->seen);
 }
 

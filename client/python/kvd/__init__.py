@@ -50,6 +50,7 @@ from ._geometry import Geometry
 from ._lease import Lease
 from ._native import VERSION as __version__
 from ._pin import Pin
+from ._reader import Reader, ReaderStats
 from ._sequence import Entry, EntryFlags, Labels, Sequence, Sharing, Stats
 from ._space import Counters, Space
 from ._tensor import Memory, View
@@ -58,10 +59,10 @@ from ._tokens import Tokens
 __all__ = ["Block", "Busy", "Cleared", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon",
            "DaemonNotFound", "DataLost", "Entry", "EntryFlags", "Error", "Fetch", "Follow", "Forked", "Geometry",
            "Invalid", "Labels", "Lease", "Memory", "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd",
-           "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Refused", "Removed",
+           "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Reader", "ReaderStats", "Refused", "Removed",
            "Sequence", "Sharing", "Space", "Stale", "Stats", "Stored", "Table", "TimedOut", "Tokens", "TooMany", "View",
            "__version__", "connect", "fingerprint"]
 
 for _it in (Block, Cleared, Counters, Daemon, Entry, EntryFlags, Fetch, Follow, Geometry, Labels, Lease, Memory, Pin,
-            Removed, Sequence, Sharing, Space, Stats, Stored, Table, View):
+            Reader, ReaderStats, Removed, Sequence, Sharing, Space, Stats, Stored, Table, View):
     _it.__module__ = "kvd"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Sequence
 from ._block import Block
 from ._native import HeadsStruct, SeenStruct, TableStruct, check, lib, number
 from ._pin import Pin
+from ._reader import Reader
 
 if TYPE_CHECKING:
     from ._sequence import Sequence as TokenSequence
@@ -96,7 +97,7 @@ class Table:
             check(result)
 
     def attend(self, layer: int, first: int, n: int, heads: int, scale: float, q: int, ldq: int, out: int,
-               ldo: int, *, window: int = 0, cap: float = 0.0, sinks: int = 0, after: TokenSequence | None = None,
+               ldo: int, *, window: int = 0, cap: float = 0.0, sinks: int = 0, after: TokenSequence | Reader | None = None,
                frequencies: int = 0, chosen: Sequence[array[int]] | None = None, mass: int = 0) -> None:
         """Compute causal attention from n tokens at position first to all positions up to their own. Queries and
         results are [n, heads, head_dim], with rows ldq and ldo floats apart.
@@ -107,7 +108,8 @@ class Table:
         after: a sequence whose resident entries are seen first, as the methods have left them; positions of this table then
         begin behind it. frequencies: address of [head_dim / 2] radians per position, for entries with a delta. chosen: for
         each KV head the slots of the sequence that are seen (entry * block_tokens + token), ascending, in an array("I");
-        None: all. mass: address of a float per entry to which its attention is added; 0: none. Raises kvd.Invalid for a
+        None: all. mass: address of a float per entry to which its attention is added; 0: none. These three are a reader's own, if
+        after is one. Raises kvd.Invalid for a
         window over compacted or partial entries, and kvd.Stale if a daemon was replaced in between."""
         row = number("heads", heads) * self._dim
         _check_row(ldq, row, n)
@@ -116,6 +118,8 @@ class Table:
         form = HeadsStruct(heads, number("window", window), scale, cap, sinks or None)
         if after is None:
             result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, form, q, ldq, out, ldo)
+        elif isinstance(after, Reader):
+            result = lib.kvd_reader_attention(after._open(), number("layer", layer), self._at, form, q, ldq, out, ldo)
         else:
             seen = SeenStruct(after._open()._as_parameter_, frequencies or None, *self._lists(chosen), mass or None)
             result = lib.kvd_sequence_attention(seen, number("layer", layer), self._at, form, q, ldq, out, ldo)

@@ -45,6 +45,14 @@ class SeenStruct(Structure):
     _fields_ = [(name, c_void_p) for name in ("sequence", "frequencies", "chosen", "n_chosen", "mass")]
 
 
+class ReaderOptionsStruct(Structure):
+    _fields_ = [("heads", c_uint32), ("scale", c_float), ("frequencies", c_void_p), ("timeout_ns", c_uint64)]
+
+
+class ReaderStatsStruct(Structure):
+    _fields_ = [(name, c_uint64) for name in ("selections", "misses", "late", "most_resident", "select_ns", "fetch_ns")]
+
+
 class BlockStruct(Structure):
     _fields_ = [("data", c_void_p), ("view", c_void_p), ("id", c_uint32), ("generation", c_uint32)]
 
@@ -196,6 +204,15 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
                                     ctypes.c_size_t)),
     "kvd_sequence_attention": (c_int, (POINTER(SeenStruct), c_uint32, _ADDRESS, POINTER(HeadsStruct), _ADDRESS,
                                        ctypes.c_size_t, _ADDRESS, ctypes.c_size_t)),
+    "kvd_reader_new": (c_int, (_HANDLE, POINTER(ReaderOptionsStruct), _RET)),
+    "kvd_reader_free": (c_void_p, (_HANDLE,)),
+    "kvd_reader_begin": (None, (_HANDLE, c_uint32, c_uint32)),
+    "kvd_reader_attention": (c_int, (_HANDLE, c_uint32, _ADDRESS, POINTER(HeadsStruct), _ADDRESS, ctypes.c_size_t, _ADDRESS,
+                                     ctypes.c_size_t)),
+    "kvd_reader_look": (c_int, (_HANDLE, c_uint32, _ADDRESS, ctypes.c_size_t)),
+    "kvd_reader_end": (c_int, (_HANDLE,)),
+    "kvd_reader_decode": (c_int, (_HANDLE, c_uint32)),
+    "kvd_reader_stats": (None, (_HANDLE, POINTER(ReaderStatsStruct))),
 }
 
 

@@ -136,14 +136,16 @@ class Sequence:
         return [Entry(it.data or 0, it.block, it.generation, it.position, it.n_tokens, it.delta, EntryFlags(it.flags))
                 for it in table[:n.value]]
 
-    def borrow(self, pin: Pin, tokens: Tokens) -> None:
-        """Append the full blocks of a prefix to the table, with their tokens. The pin is kept until close()."""
+    def borrow(self, pin: Pin, tokens: Tokens, first: int = 0) -> None:
+        """Append full blocks of a prefix to the table, from block first of the pin on, with their tokens. The pin is kept
+        until close()."""
         row = words(tokens)
         n = len(row) // (self.space.geometry.block_tokens or 16)
-        ids = array("I", pin.blocks[:n])
+        ids = array("I", pin.blocks[first:first + n])
         check(lib.kvd_sequence_borrow(self._open(), byref(pin._struct), len(ids), ids.buffer_info()[0],
                                       row.buffer_info()[0]))
-        self._pins.append(pin)
+        if pin not in self._pins:
+            self._pins.append(pin)
 
     def append(self, blocks: List[Block], tokens: Tokens) -> int:
         """Append filled blocks with these tokens to the table. They then belong to the sequence: read-only, and in no

@@ -24,7 +24,7 @@ import kvd
 
 from .._handle import when_forgotten
 from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows, thread
-from ._transformers_sequence import Reduced, Rows, Sequence
+from ._transformers_sequence import METHODS, NOTED, Followed, Rows, Sequence, methods_of
 
 log = logging.getLogger("kvd.engines.transformers")
 
@@ -69,19 +69,19 @@ def _several(n: int, rows: int) -> str:
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-def _reduced(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[int], int]], salt: int) -> list[Sequence]:
-    """Return the rows under KeyDiff's budget; none, if there is no budget, or no daemon that could reduce them, or if KVReviver
-    is on, which would take blocks away that nobody asks back."""
+def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[int], int]], salt: int) -> list[Sequence]:
+    """Return rows that follow the space's methods; none, if there are none, or no daemon for them. A batch finds nothing,
+    because its rows begin together."""
     made: list[Sequence] = []
-    if not space.setting("keydiff") or not space.setting("keydiff.budget") or space.setting("kvreviver"):
+    if not methods_of(space):
         return made
     refuse_windows(model)
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 15
     try:
         for row in rows:
-            made.append(Reduced(space, *row, salt, most))
+            made.append(Followed(space, *row, salt, most, finds=len(rows) == 1 and not row[1]))
     except kvd.Error as error:
-        log.warning("kvd: this request is not reduced: %s", error)
+        log.warning("kvd: this request follows no method: %s", error)
         for it in made:
             it.close()
         made.clear()
@@ -142,6 +142,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.cache._check_states(query, query.shape[1])
         if self.cache._is_cold() and not cap and sinks is None:     # there are only the new tokens
             out, _ = sdpa_attention_forward(module, query, *new, mask, scaling=scale)
+            self.cache._note(self.index, query, scale)
         else:
             q, (rows, heads, n, dim) = Rows(query), query.shape
             out = (torch.zeros if self.cache._padded else torch.empty)(rows, n, heads, dim, dtype=torch.float32)
@@ -191,13 +192,14 @@ class KvdCache(Cache):
                  salt: int = 0):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
-        check_space(space, model, follows=("keydiff",))
+        check_space(space, model, follows=METHODS)
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
                     " load_prefix() and store()")
         self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
         rows = _rows_of(input_ids, attention_mask)
-        self._sequences = _reduced(model, space, rows, salt) or [Sequence(space, *row, salt) for row in rows]
+        self._sequences = _followed(model, space, rows, salt) or [Sequence(space, *row, salt) for row in rows]
+        self._follows = isinstance(self._sequences[0], Followed)
         self._padded = any(it.pad for it in self._sequences)
         self.found = min(it.pad + it.found for it in self._sequences)
         """Number of columns of the prompt that need no computing: in all rows, they are padding, or found in the pool."""
@@ -247,7 +249,7 @@ class KvdCache(Cache):
             for sequence in self._sequences if not self.private else ():
                 sequence.make_room()
         except kvd.Error as error:
-            if isinstance(self._sequences[0], Reduced) and (rows > 1 or self._padded):  # rows of different lengths
+            if self._follows and (rows > 1 or self._padded):  # rows of different lengths
                 raise
             log.warning("kvd: this request continues in private memory: %s", error)
             self._leave()
@@ -260,7 +262,7 @@ class KvdCache(Cache):
 
     def _leave(self) -> None:
         """Leave the pool: copy everything to private memory, and release the blocks."""
-        stored = self._seen() if isinstance(self._sequences[0], Reduced) else self._stored()
+        stored = self._seen() if self._follows else self._stored()
         for it in self._sequences:
             it.leave()
         for layer, (keys, values) in zip(self._own, stored):
@@ -285,6 +287,14 @@ class KvdCache(Cache):
     def _is_cold(self) -> bool:
         """Whether the pass in progress is the first one, and nothing was found."""
         return self._length == 0 and not any(it.found for it in self._sequences)
+
+    def _note(self, layer: int, query: torch.Tensor, scale: float) -> None:
+        """Let rows that follow methods note the last queries of a pass."""
+        rows = [(row, it) for row, it in enumerate(self._sequences) if isinstance(it, Followed) and it.looks]
+        q = Rows(query[:, :, -NOTED:]) if rows else None
+        for row, it in rows:
+            assert q is not None
+            it.note(layer, q, row, query.shape[1], scale)
 
     def _check_states(self, states: torch.Tensor, heads: int) -> None:
         """Refuse tensors that do not match the geometry, because libkvd gets only their addresses."""

@@ -103,10 +103,15 @@ class Sequence:
 
     def publish(self) -> None:
         """Seal full blocks."""
-        first = len(self.table) - len(self.filling)
-        n = self.length // self.size - first
+        self._seal(self.length)
+
+    def _seal(self, end: int) -> int:
+        """Seal blocks that are full with the tokens before position end. Returns how many."""
+        at = len(self.table) - len(self.filling)
+        first = self.first // self.size + at
+        n = end // self.size - first
         if n <= 0 or not self.publishing:
-            return
+            return 0
         try:
             ids = self.pin.seal(self.filling[:n], self.tokens[first * self.size:(first + n) * self.size])
         except kvd.Error as error:      # the blocks remain in use here, but unpublished
@@ -114,9 +119,10 @@ class Sequence:
                 raise                   # perhaps published, and evicted since; a daemon that has ended evicts nothing
             self.publishing = False
             log.warning("kvd: the results of this request are not shared: %s", error)
-            return
-        self.table.replace(first, ids)
+            return 0
+        self.table.replace(at, ids)
         del self.filling[:len(ids)]
+        return len(ids)
 
     def copy(self, n: int) -> torch.Tensor:
         """Copy the first n positions: [layers, 2 (K, V), 1, heads, n, dim]."""
@@ -134,22 +140,46 @@ class Sequence:
             self.leave()
 
 
-# ---- KeyDiff ---------------------------------------------------------------------------------------------------------
+# ---- methods ---------------------------------------------------------------------------------------------------------
 
+METHODS = ("keydiff", "kvreviver", "hshare")
+NOTED = 32          # last queries of a prompt, from which the methods estimate what is needed
 PIECE = 1024        # entries that are compacted at a time, at most
 PATIENCE_S = 10
 
 
-class Reduced(Sequence):
-    """A row under KeyDiff's budget (Park et al. 2025, arXiv:2504.15364): each layer and KV head keeps the tokens whose keys
-    differ most, beside the first blocks and the newest tokens. A pass sees what was kept before it, so that keys behind are
-    approximations: nothing is found in the pool, and nothing is published."""
+def methods_of(space: kvd.Space) -> set[str]:
+    """Return the methods that rows of this space follow now."""
+    on = {it for it in METHODS if space.setting(it)}
+    return on if space.setting("keydiff.budget") else on - {"keydiff"}
 
-    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int):
-        super().__init__(space, tokens, pad, salt)
-        self.kept = space.sequence(-(-max(most, len(tokens)) // self.size) + 1)
+
+class Followed(Sequence):
+    """A row that follows the methods of its space. Its full blocks are in a table of the daemon.
+
+    KeyDiff (Park et al. 2025, arXiv:2504.15364): each layer and KV head keeps the tokens whose keys differ most, beside the
+    first blocks and the newest tokens. KVReviver (arXiv:2512.17917): most blocks leave the pool when the prompt is complete,
+    and come back when a query needs them. With one of these, the row's blocks are nobody else's. HShare: decoded tokens see a
+    selection.
+
+    What is computed after that is approximate, and not published. Prompts are, with HShare alone.
+    """
+
+    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int, finds: bool):
+        methods = methods_of(space)
+        self.own = not methods.isdisjoint({"keydiff", "kvreviver"})
+        self.moves = "kvreviver" in methods             # blocks may be missing
+        self.looks = not methods.isdisjoint({"kvreviver", "hshare"})
+        self.finds = finds and not self.own
+        self.reader: kvd.Reader | None = None
+        self.decodes = False
         self.used = 0       # tokens that each layer and head has
         self.later = 0      # length at which a compaction that failed is tried again
+        super().__init__(space, tokens, pad, salt)
+        self.kept = space.sequence(-(-max(most, len(tokens)) // self.size) + 1)
+        if self.found:
+            self.kept.borrow(self.pin, tokens[:self.found])
+            self._move(self.found // self.size)
 
     @property
     def blocks(self) -> list[int]:
@@ -159,16 +189,75 @@ class Reduced(Sequence):
         return self.kept.entries() if self.publishing or self.after else []
 
     def _find(self, salt: int) -> kvd.Pin:
+        if self.finds:
+            return self.space.find(self.prompt[:-NOTED], salt=salt)
         return kvd.Pin(self.space, salt=salt)
+
+    def _move(self, n: int) -> None:
+        """Remove the table's first n blocks, which the daemon's table has now."""
+        self.after = self.kept
+        self.first += n * self.size
+        self.table.drop(n)
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _read(self, layer: int, heads: int, scale: float, n: int) -> kvd.Reader:
+        """Return the reader, for a pass of n queries."""
+        if self.reader is None:
+            self.reader = kvd.Reader(self.kept, heads, scale, timeout_s=PATIENCE_S)
+        if layer == 0:
+            self.reader.begin(self.length + len(self.new) - self.first, n)
+        return self.reader
+
+    def note(self, layer: int, q: Rows, row: int, heads: int, scale: float) -> None:
+        """Note the last queries of a pass whose attention transformers computes."""
+        n = min(self.queries, q.columns)
+        if self.looks and n:
+            self._read(layer, heads, scale, n).look(layer, q.last(row, n), q.width)
+
+    def attend(self, layer: int, q: Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
+        n = self.queries
+        if not self.looks or not n:
+            return super().attend(layer, q, out, row, heads, scale, **form)
+        at, reader = q.last(row, n), self._read(layer, heads, scale, n)
+        if not self.after:
+            reader.look(layer, at, q.width)
+        self.table.attend(layer, self.asking - self.first, n, heads, scale, at, q.width, out + at - q.at, q.width,
+                          after=reader if self.after else None, **form)
 
     def end(self) -> None:
         self.used += len(self.new)
         super().end()
-        if self.publishing and self.length >= self.later:
+        if self.reader:
+            self.reader.end()
+        if self.own and self.publishing and self.length >= self.later:
             self._reduce()
+        if self.reader and not self.decodes and self.length >= len(self.prompt):
+            self.decodes = True
+            self.reader.decode(self.length - self.first)
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
         """Move full blocks from the table to the daemon's table."""
+        if self.own or self._publish_prompt():
+            self._append()
+
+    def _publish_prompt(self) -> bool:
+        """Seal the prompt's full blocks, and move them. Returns whether the prompt is complete, and all is moved."""
+        first, end = self.first, len(self.prompt) // self.size * self.size
+        n = self._seal(min(self.length, end))
+        if n:
+            try:
+                self.kept.borrow(self.pin, self.tokens[first:first + n * self.size], first // self.size)
+            except kvd.Error as error:
+                self.publishing = False         # the blocks remain in the table
+                log.warning("kvd: this request follows the methods no further: %s", error)
+                return False
+            self._move(n)
+        return self.first >= end
+
+    def _append(self) -> None:
         n = (self.length - self.first) // self.size
         if not n or not self.publishing:
             return
@@ -178,12 +267,12 @@ class Reduced(Sequence):
             if not all(it.data for it in self.filling[:n]):     # perhaps the daemon's by now, and free
                 raise
             self.publishing = False                             # the blocks remain in use here
-            log.warning("kvd: this request is not reduced any further: %s", error)
+            log.warning("kvd: this request follows the methods no further: %s", error)
             return
-        self.after = self.kept
-        self.first += done * self.size
-        self.table.drop(done)
+        self._move(done)
         del self.filling[:done]
+
+    # ---- KeyDiff -----------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
         """Compact the daemon's table if the row has more tokens than the budget; while it decodes, some more. If that fails,
@@ -208,7 +297,7 @@ class Reduced(Sequence):
 
     def _tokens(self) -> list[int]:
         """Return the tokens of each entry, and count them with those of the table."""
-        tokens = [it.tokens if it.data else 0 for it in self._entries()]
+        tokens = [0 if it.flags & kvd.EntryFlags.DROPPED else it.tokens for it in self._entries()]
         self.used = self.length - self.first + sum(tokens)
         return tokens
 
@@ -228,13 +317,19 @@ class Reduced(Sequence):
             else:
                 self.kept.sync()
         finally:
-            self._bring_back()
+            if not self.moves:
+                self._bring_back()
+
+    # ---- missing blocks ----------------------------------------------------------------------------------------------
+
+    def _missing(self) -> list[int]:
+        return [i for i, it in enumerate(self._entries()) if not it.data and not it.flags & kvd.EntryFlags.DROPPED]
 
     def _bring_back(self) -> None:
         """If KVReviver was switched on meanwhile, the daemon may have taken blocks without being asked. Nothing else would
         notice that they are missing."""
         for _ in range(2):
-            gone = [i for i, it in enumerate(self._entries()) if not it.data and not it.flags & kvd.EntryFlags.DROPPED]
+            gone = self._missing()
             if not gone:
                 return
             with suppress(kvd.Error):
@@ -244,6 +339,9 @@ class Reduced(Sequence):
 
     def copy(self, n: int) -> torch.Tensor:
         """Copy what is seen: [layers, 2 (K, V), 1, heads, tokens, dim]."""
+        if self._missing():
+            raise kvd.NoData(errno.ENODATA, f"{len(self._missing())} blocks of this request are not in the pool (KVReviver),"
+                             " and it cannot go on without")
         g = self.space.geometry
         parts = [gather(g, self.table.base, [it.block], it.tokens) for it in self._entries() if it.data]
         if n > self.first:
@@ -251,6 +349,8 @@ class Reduced(Sequence):
         return torch.cat(parts, 4)
 
     def leave(self) -> None:
-        super().leave()
-        self.after = None
+        if self.reader:
+            self.reader.close()
+        self.reader = self.after = None
         self.kept.close()
+        super().leave()

@@ -23,13 +23,20 @@ too. With num_return_sequences, make the cache with as many rows.
 Models with sliding windows (Gemma 2 and 3, gpt-oss, Mistral, OLMo 3, Cohere 2), soft caps and attention sinks attend in
 place. Their blocks have all layers' keys, also those that have left the windows.
 
-In a space with KeyDiff (kvctl space set NAME keydiff=on keydiff.budget=N), each layer and head of a row keeps N tokens:
-those of the first blocks (keydiff.sink_blocks), the newest (keydiff.recent_frac), and those whose keys differ most. A call
-computes its tokens with everything that was kept before it, and then leaves N: a prompt in one call is computed exactly.
-The budget is read after every call, and keydiff.slack more tokens are allowed while it decodes. What such a cache computes
-is approximate: it finds nothing in the pool, and publishes nothing. If the pool is full, one row continues in private
-memory, and a batch fails with that error. Other methods have no effect here, which a warning says; with kvreviver=on, KeyDiff
-has none either.
+A cache follows the methods that are on in its space when it is made (kvctl space set NAME keydiff=on):
+
+    keydiff     with keydiff.budget=N, each layer and head of a row keeps N tokens: those of the first blocks
+                (keydiff.sink_blocks), the newest (keydiff.recent_frac), and those whose keys differ most. A call computes its
+                tokens with everything that was kept before it, and then leaves N: a prompt in one call is computed exactly.
+                The budget is read after every call, and keydiff.slack more tokens are allowed while it decodes
+    kvreviver   when the prompt is computed, most blocks leave the pool (kvreviver.budget stay); a query waits for those to
+                which it gives more than kvreviver.wanted of its attention
+    hshare      a decoded token sees the first tokens, the newest, and hshare.top others that its query selects
+
+What such a cache computes behind the prompt is approximate, and not published. With keydiff or kvreviver, nothing of it is
+published, and nothing is found, because its blocks change; nor is anything found for a batch. If the pool is full, one row
+continues in private memory, and a batch fails with that error, as does a row whose blocks have left (kvreviver). Other methods
+have no effect here, which a warning says.
 
 By copy, for any attn_implementation: a plain DynamicCache is filled and stored.
 
@@ -53,7 +60,7 @@ the right and other masks, inputs other than token ids (pictures, token types), 
 linear attention, or attention that is not causal, keys and values of different shapes (MLA), attention that does not go
 through attn_implementation (in place; BLOOM, GPT-J), RoPE that depends on the length; training, autocast, weights loaded
 in inference_mode, devices other than the CPU, and spaces made for other weights. By copy, in continuous
-batching and with KeyDiff, sliding windows; by copy, several sequences.
+batching and with methods, sliding windows; by copy, several sequences.
 """
 
 from ._common import missing
