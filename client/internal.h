@@ -374,6 +374,10 @@ int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *req
 int sequence_call(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                   void (*take)(const void *reply, void *to), void *to);
 
+/* methods.c */
+/* Stores the references of blocks that the caller is filling. -ESTALE: one is not. */
+int filling_refs(const struct view *view, uint32_t n, const struct kvd_block *blocks, kvd_ref *ret);
+
 /* use.c */
 /* sets the use of a block, ignoring the old value */
 void use_begin(struct kvd_sequence *sequence, uint32_t block, struct kvd_use use);

@@ -14,7 +14,7 @@
  *      safe point    kvd_sequence_sync      apply changes: shared, cooled and revived blocks
  *      a miss        kvd_sequence_revive    request blocks that are not resident
  *                    kvd_sequence_wait      sync, after all requests have completed
- *      too long      kvd_sequence_compact   KeyDiff: keep the tokens whose keys differ most
+ *      too long      kvd_sequence_compact   keep the tokens of highest score
  *      done          kvd_sequence_close     free all of it
  *
  * Rules for all calls:
@@ -69,7 +69,7 @@ enum kvd_entry_flags {
         KVD_ENTRY_SPILLED = 16, /* not resident; there is an exact copy */
         KVD_ENTRY_VAGUE = 32,   /* not resident; in the sketch (and perhaps an exact copy) */
         KVD_ENTRY_DROPPED = 64, /* not resident, and cannot be revived */
-        /* KeyDiff: each layer and head has its own tokens, see kvd_sequence_compact */
+        /* each layer and head has its own tokens, see kvd_sequence_compact */
         KVD_ENTRY_COMPACT = 128,
 };
 
@@ -155,20 +155,42 @@ int kvd_sequence_revive(kvd_sequence *sequence, uint32_t n, const uint32_t *slot
                         enum kvd_revive how);
 
 /*
- * KeyDiff (Park et al. 2025, arXiv:2504.15364): among the tokens of own resident entries [first,
- * first + n), each layer and KV head keeps the `keep` tokens of highest score: those whose keys are
- * least similar to the mean direction of all keys in the sequence's resident entries. All changes
- * arrive together at a later sync. The range's first entries then hold the kept tokens
- * (KVD_ENTRY_COMPACT, n_tokens slots), in order of position within each head; its other entries are
- * KVD_ENTRY_DROPPED. Slots no longer have a position, because keys keep their rotation. Entries
- * that are not resident, approximate, shared or busy are skipped; compact ones may be compacted
- * again. n is at most 1024.
+ * Scores of tokens: floats in the processor's byte order, contiguous from byte to byte through
+ * blocks of block_bytes each: [layer of a block][KV head][token]. The caller allocates and fills
+ * the blocks (kvd_alloc), and keeps them unchanged until the compaction is complete.
+ */
+struct kvd_scores {
+        const struct kvd_block *blocks; /* the caller's */
+        uint32_t n_blocks;
+};
+
+/*
+ * Compaction: among the tokens of own resident entries [first, first + n), each layer and KV head
+ * keeps the `keep` tokens of highest score. All changes arrive together at a later sync. The
+ * range's first entries then hold the kept tokens (KVD_ENTRY_COMPACT, n_tokens slots), in order of
+ * position within each head; its other entries are KVD_ENTRY_DROPPED. Slots no longer have a
+ * position, because keys keep their rotation. Compact entries may be compacted again. n is at most
+ * 1024.
+ *
+ * scores NULL: KeyDiff (Park et al. 2025, arXiv:2504.15364), if the space's keydiff is on. The
+ * score of a token is high if its key is unlike the mean direction of all keys in the sequence's
+ * resident entries. Entries that are not resident, approximate, shared or busy are skipped.
+ *
+ * Else *scores has the score of every token, in the order of the entries, n_tokens of each; keydiff
+ * may be off. NaN is less than every number; of equal scores, those of later tokens are kept. The
+ * entries must all be own, resident and idle ones, and not approximate. The blocks are read until
+ * kvd_sequence_wait returns, or a sync has changed the entries; free them then, or at once if this
+ * call returns 0 or an error. If one is freed or sealed earlier, the entries may stay as they are.
  *
  * Returns how many entries will change; 0 if compaction would gain nothing. -ENOBUFS: no room for
- * the new blocks in addition to the old ones. -EBUSY: the previous compaction is not complete.
- * -EOPNOTSUPP: keydiff is off, or keys are stored before rotation or as 8 bits.
+ * the new blocks in addition to the old ones. -EBUSY: the previous compaction is not complete, or,
+ * with scores, an entry is busy. -EOPNOTSUPP: keydiff is off, or keys are stored as 8 bits (both
+ * without scores), or before rotation. With scores: -EINVAL: they do not fit into the blocks, or an
+ * entry cannot be compacted; -ESTALE: a block is not one that the caller is filling; -E2BIG: the
+ * blocks to pack, the packed ones and those of the scores are more than 3840.
  */
-int kvd_sequence_compact(kvd_sequence *sequence, uint32_t first, uint32_t n, uint32_t keep);
+int kvd_sequence_compact(kvd_sequence *sequence, uint32_t first, uint32_t n, uint32_t keep,
+                         const struct kvd_scores *scores);
 
 /*
  * Reports how this step's attention used an entry. mass is its attention per token, relative to the

@@ -443,12 +443,23 @@ int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how,
 int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how,
                     const uint32_t *entries, uint32_t n, uint32_t *exact, uint32_t *approx);
 
+struct compact_request {
+        uint32_t first, n; /* range of entries */
+        uint32_t keep;     /* tokens */
+        /*
+         * blocks that the caller fills, and does not write until the compaction is complete: floats
+         * [layer][head][token of the range]. None: KeyDiff's scores
+         */
+        uint32_t n_scores;
+        const kvd_ref *scores;
+};
 /*
- * KeyDiff: packs the tokens of the range that each layer and head keeps into fewer blocks. Returns
- * the number of entries that will change. -ENOBUFS, -EBUSY, -EOPNOTSUPP.
+ * Packs the tokens of the range that each layer and head keeps, those of highest score, into fewer
+ * blocks. Returns the number of entries that will change. -ENOBUFS, -EBUSY, -EOPNOTSUPP, -E2BIG,
+ * -ESTALE.
  */
-int sequence_compact(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n,
-                     uint32_t keep);
+int sequence_compact(struct attachment *attachment, uint32_t number,
+                     const struct compact_request *request);
 
 struct critical_request {
         /* blocks that the caller fills, and does not write until the configuration is ready */

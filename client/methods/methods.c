@@ -117,6 +117,20 @@ const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t
         return row + summary.labels_off;
 }
 
+/* ---- blocks that hold numbers for a worker --------------------------------------------------- */
+
+int filling_refs(const struct view *view, uint32_t n, const struct kvd_block *blocks,
+                 kvd_ref *ret) {
+        for (uint32_t i = 0; i < n; i++) {
+                if (!blocks[i].data || blocks[i].view != view)
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
+                ret[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
+        }
+        return 0;
+}
+
 /* ---- sharing configuration ------------------------------------------------------------------- */
 
 int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks,
@@ -137,13 +151,9 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
         if (n == 0 || n > ARRAY_SIZE(refs) || bytes == 0 || bytes > n * s->view->ix->block_bytes)
                 return client_fail(-EINVAL, "%llu bytes of selections do not fit %u blocks",
                                    (unsigned long long)bytes, n);
-        for (uint32_t i = 0; i < n; i++) {
-                if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(
-                                -ESTALE,
-                                "a block is not allocated, or belongs to a daemon that is gone");
-                refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
-        }
+        r = filling_refs(s->view, n, blocks, refs);
+        if (r < 0)
+                return r;
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
         return sequence_call(s, KVD_MSG_critical, &request, NULL, NULL, NULL);
 }
@@ -253,18 +263,6 @@ static int wait_for_sample(struct kvd_space *space, struct view *view, uint64_t 
         return client_fail(-ETIMEDOUT, "no worker took the sample within a minute");
 }
 
-static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view *view,
-                   kvd_ref *ret) {
-        for (uint32_t i = 0; i < n; i++) {
-                if (!blocks[i].data || blocks[i].view != view)
-                        return client_fail(
-                                -ESTALE,
-                                "a block is not allocated, or belongs to a daemon that is gone");
-                ret[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
-        }
-        return 0;
-}
-
 static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, uint32_t n,
                        const struct kvd_block *blocks, uint32_t n_tokens) {
         struct kvd_msg_sample request = {.space = view->handle, .r = r, .tokens = n_tokens};
@@ -275,7 +273,7 @@ static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, u
         if (n > ARRAY_SIZE(refs))
                 return client_fail(-EINVAL, "a sample of %u blocks; the maximum is %zu", n,
                                    ARRAY_SIZE(refs));
-        result = refs_of(blocks, n, view, refs);
+        result = filling_refs(view, n, blocks, refs);
         if (result < 0)
                 return result;
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};

@@ -350,15 +350,35 @@ static void take_packed(const void *reply, void *to) {
         *(uint32_t *)to = ((const struct kvd_msg_compact_reply *)reply)->entries;
 }
 
-int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uint32_t keep) {
-        struct kvd_msg_compact request = {s->view->handle, s->number, first, n, keep};
+/* Zero blocks would mean KeyDiff's scores in the message. */
+static int check_scores(const struct kvd_sequence *s, const struct kvd_scores *scores,
+                        uint32_t most) {
+        if (scores->n_blocks == 0)
+                return client_fail(-EINVAL, "scores are given, but no block that holds them");
+        if (scores->n_blocks > most)
+                return client_fail(-E2BIG, "scores in %u blocks; the maximum is %u",
+                                   scores->n_blocks, most);
+        return space_check(s->space);
+}
+
+int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uint32_t keep,
+                         const struct kvd_scores *scores) {
+        struct kvd_msg_compact request = {s->view->handle, s->number, first, n, keep, {0}};
         struct kvd_msg_compact_reply reply;
+        kvd_ref refs[KVD_MOST_compact_scores / sizeof(kvd_ref)];
         uint32_t entries = 0;
-        int r;
+        int r = scores ? check_scores(s, scores, ARRAY_SIZE(refs)) : 0;
 
         if (n == 0 || first > s->n || n > s->n - first)
                 return client_fail(-EINVAL, "the sequence has %u entries, not %u from %u on", s->n,
                                    n, first);
+        if (r == 0 && scores)
+                r = filling_refs(s->view, scores->n_blocks, scores->blocks, refs);
+        if (r < 0)
+                return r;
+        if (scores)
+                request.scores = (struct kvd_slice){refs,
+                                                    scores->n_blocks * (uint32_t)sizeof *refs};
         r = sequence_call(s, KVD_MSG_compact, &request, &reply, take_packed, &entries);
         return r < 0 ? r : (int)entries;
 }

@@ -53,6 +53,7 @@ struct scratch {
                       "a field is longer than its array")
 SCRATCH_TAKES(blocks, release_blocks);
 SCRATCH_TAKES(blocks, append_blocks);
+SCRATCH_TAKES(blocks, compact_scores);
 SCRATCH_TAKES(blocks, critical_blocks);
 SCRATCH_TAKES(blocks, sample_blocks);
 SCRATCH_TAKES(tokens, append_tokens);

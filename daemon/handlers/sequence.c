@@ -129,9 +129,17 @@ int handle_revive(struct client *c, const struct kvd_msg *request, struct call *
 
 int handle_compact(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_compact *m = &request->compact;
+        struct compact_request compact = {.first = m->first,
+                                          .n = m->entries,
+                                          .keep = m->keep,
+                                          .scores = c->server->scratch->blocks};
+        int64_t n = array_of_blocks(c, m->scores);
         int r;
 
-        r = sequence_compact(call->attachment, m->sequence, m->first, m->entries, m->keep);
+        if (n < 0)
+                return (int)n;
+        compact.n_scores = (uint32_t)n;
+        r = sequence_compact(call->attachment, m->sequence, &compact);
         if (r < 0)
                 return client_store_failed(c, r);
         call->reply.compact_reply.entries = (uint32_t)r;

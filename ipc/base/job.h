@@ -39,8 +39,9 @@ enum kvd_job_kind {
         /* HShare: items: blocks that hold selection bits. Result: bytes, see message critical */
         KVD_JOB_CONFIG = 8,
         KVD_JOB_COMPACT =
-                10, /* KeyDiff: items: blocks to pack (SOURCE), destinations (DEST), and the rest of
-                       the sequence, for the anchor. Result: one u32, 0 or errno */
+                10, /* items: blocks to pack (SOURCE), destinations (DEST), and then the client's
+                       scores (SCORES), floats [layer][head][token of the sources], or, for
+                       KeyDiff's anchor, the rest of the sequence. Result: one u32, 0 or errno */
         /* MemShare: items: pairs. Result: a float for each pair, their distance by the metric */
         KVD_JOB_CALIBRATE = 11,
         /* BiCache: items: pairs of blocks, by layer group. Result: 2 floats for each layer */
@@ -53,7 +54,8 @@ struct kvd_job {
         uint32_t n_items, n_steps, n_tokens, n_results;
         uint32_t param[8]; /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
                                  PROFILE: tokens;    COMPARE: bits of the threshold, a float; 0:
-                                 memshare.tau_block;    COMPACT: sources, dests, tokens to keep */
+                                 memshare.tau_block;    COMPACT: sources, dests, tokens to keep,
+                                 blocks with scores; 0: KeyDiff's */
         uint32_t sketch;   /* number of the sketch that came with work_sketch; 0: none */
         uint32_t turn;     /* enum kvd_job_turn */
         uint64_t piece;    /* bytes to process before it may pause; 0: it must not pause */
@@ -91,6 +93,7 @@ struct kvd_job_item {
 #define KVD_JOB_SOURCE 1u /* COMPARE: may replace a target; COMPACT: its tokens are packed */
 #define KVD_JOB_TARGET 2u /* COMPARE: may be replaced */
 #define KVD_JOB_DEST 4u   /* COMPACT: receives the packed tokens */
+#define KVD_JOB_SCORES 8u /* COMPACT: holds scores, which its client can still write */
 
 struct kvd_job_step {                   /* COMPARE */
         uint32_t first_item, n_items;   /* blocks of the step */

@@ -123,7 +123,8 @@ struct sequence {
         uint32_t n_sent;
         struct list cool, revive, forget, compact; /* entries that wait for a worker */
         struct ticket cooling, reviving, forgetting, rebuilding, comparing, scoring, compacting;
-        uint32_t keep; /* compaction: tokens that each head keeps, over all its entries */
+        uint32_t keep;         /* compaction: tokens that each head keeps, over all its entries */
+        struct scores *scores; /* owned; the client's for it; NULL: KeyDiff's (keydiff_compact.c) */
 
         struct sketch *sketches;     /* owned; newest first */
         struct sketch *sketch_found; /* result of the last search among these; or NULL */

@@ -255,7 +255,7 @@ static void sequence(struct user *u) {
         if (n > 5) {
                 CALL(kvd_sequence_step(q, 0, n * BT));
                 CALL(kvd_sequence_cool(q, 2, slots, KVD_COOL_DROP));
-                CALL(kvd_sequence_compact(q, 5, 2, BT));
+                CALL(kvd_sequence_compact(q, 5, 2, BT, NULL));
                 CALL(kvd_sequence_wait(q, 1));
                 kvd_sequence_labels(q, 5, &shape);
                 kvd_sequence_use(q, 5, 1, 1);

@@ -36,7 +36,9 @@ static void append(uint32_t n_tokens) {
 }
 
 static int compact(uint32_t first, uint32_t n, uint32_t keep) {
-        return sequence_compact(a, t.number, first, n, keep);
+        const struct compact_request req = {.first = first, .n = n, .keep = keep};
+
+        return sequence_compact(a, t.number, &req);
 }
 
 /* Entries from `slot` on have n tokens that count up from first_token, and zeros after them. */

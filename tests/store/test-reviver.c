@@ -962,8 +962,13 @@ static void one_step(void) {
         case 6:
                 n = random_below(&rnd, t.n); /* rarely: compaction cannot be undone */
                 if (random_below(&rnd, 12) == 0)
-                        ck_assert_int_ge(sequence_compact(a, t.number, n, MIN(t.n - n, 4),
-                                                          1 + random_below(&rnd, 3 * BT)),
+                        ck_assert_int_ge(sequence_compact(a, t.number,
+                                                          &(struct compact_request){
+                                                                  .first = n,
+                                                                  .n = MIN(t.n - n, 4),
+                                                                  .keep = 1 +
+                                                                          random_below(&rnd,
+                                                                                       3 * BT)}),
                                          -EBUSY);
                 break;
         case 7:

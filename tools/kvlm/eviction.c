@@ -68,7 +68,7 @@ void eviction_settle(struct pooled *p) {
         if (end == sinks)
                 return;
         if (kvd_sequence_compact(p->table, sinks, end - sinks,
-                                 p->evicts > stay ? p->evicts - stay : 1) < 0)
+                                 p->evicts > stay ? p->evicts - stay : 1, NULL) < 0)
                 return;
         p->stats.evictions++;
         pooled_wait(p);

@@ -57,6 +57,10 @@ class BlockStruct(Structure):
     _fields_ = [("data", c_void_p), ("view", c_void_p), ("id", c_uint32), ("generation", c_uint32)]
 
 
+class ScoresStruct(Structure):
+    _fields_ = [("blocks", POINTER(BlockStruct)), ("n_blocks", c_uint32)]
+
+
 class PlaceStruct(Structure):
     _fields_ = [("memory", c_uint32), ("device", c_int32), ("uuid", c_uint8 * 16), ("legacy", c_uint32),
                 ("stream_order", c_uint32)]
@@ -186,7 +190,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_sequence_append": (c_int, (_HANDLE, c_uint32, _BLOCKS, *_TOKENS)),
     "kvd_sequence_step": (c_int, (_HANDLE, c_uint32, c_uint32)),
     "kvd_sequence_sync": (c_int, (_HANDLE,)),
-    "kvd_sequence_compact": (c_int, (_HANDLE, c_uint32, c_uint32, c_uint32)),
+    "kvd_sequence_compact": (c_int, (_HANDLE, c_uint32, c_uint32, c_uint32, POINTER(ScoresStruct))),
     "kvd_sequence_wait": (c_int, (_HANDLE, c_uint64)),
     "kvd_sequence_cool": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),
     "kvd_sequence_revive": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),

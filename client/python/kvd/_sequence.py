@@ -6,11 +6,12 @@ from __future__ import annotations
 import enum
 from array import array
 from ctypes import byref, c_uint8, c_uint32, c_void_p, string_at
-from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence as List
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence as List
 
 from ._block import Block, structs_of
+from ._buffer import memory
 from ._handle import Handle
-from ._native import LabelShapeStruct, StatsStruct, check, closed, lib, number, ticks
+from ._native import LabelShapeStruct, ScoresStruct, StatsStruct, check, closed, lib, number, ticks
 from ._pin import Pin
 from ._tokens import Tokens, words
 
@@ -36,7 +37,7 @@ class EntryFlags(enum.IntFlag):
     DROPPED = 64
     """Not resident, and cannot be revived."""
     COMPACT = 128
-    """KeyDiff: each layer and head has its own tokens, see Sequence.compact()."""
+    """Each layer and head has its own tokens, see Sequence.compact()."""
 
 
 class Entry(NamedTuple):
@@ -122,6 +123,8 @@ class Sequence:
         pointer = c_void_p()
         check(lib.kvd_sequence_open(handle, number("max_blocks", max_blocks), byref(pointer)))
         self._pins: list[Pin] = []      # pins of borrowed blocks, held until the sequence is closed
+        self._scores: list[Block] = []  # blocks that compact() has filled, held until the compaction is complete
+        self._scored = (0, 0, 0)        # its first entry, and the block and generation of that entry
         self._handle: Handle | None = Handle(pointer, lib.kvd_sequence_close, handle, self._pins)
 
     def __len__(self) -> int:
@@ -164,13 +167,18 @@ class Sequence:
     def sync(self) -> int:
         """Apply the changes that the daemon proposes. Call it while no kernel reads the table. Returns the number of
         entries changed."""
-        return check(lib.kvd_sequence_sync(self._open()))
+        changed = check(lib.kvd_sequence_sync(self._open()))
+        if self._scores and self._seen(self._scored[0]) != self._scored:
+            self._scores = []
+        return changed
 
     def wait(self, timeout_s: float) -> int:
         """Wait until everything that this sequence requested is complete, and apply changes as sync() does. Returns the
         number of entries changed. Raises kvd.TimedOut if something is not complete after timeout_s seconds; changes
         that had arrived are applied."""
-        return check(lib.kvd_sequence_wait(self._open(), ticks(timeout_s, 10**9, 62)))
+        changed = check(lib.kvd_sequence_wait(self._open(), ticks(timeout_s, 10**9, 62)))
+        self._scores = []
+        return changed
 
     def cool(self, slots: Iterable[int], how: str) -> None:
         """Offer the sequence's own blocks for removal from the pool at a later sync: "spill" (an exact copy is kept),
@@ -185,16 +193,52 @@ class Sequence:
         rows = array("I", slots)
         check(lib.kvd_sequence_revive(self._open(), len(rows), rows.buffer_info()[0], _way(_REVIVE, how)))
 
-    def compact(self, first: int, n: int, keep: int) -> int:
-        """KeyDiff: among the tokens in own resident entries [first, first + n), keep for each layer and KV head the
-        `keep` tokens whose keys are least similar to the mean direction of the sequence's keys.
+    def compact(self, first: int, n: int, keep: int, scores: Any = None) -> int:
+        """Among the tokens in own resident entries [first, first + n), keep for each layer and KV head the `keep`
+        tokens of highest score.
 
         They arrive together at a later sync, in the range's first entries (COMPACT), in order of position within each
-        head; the other entries are DROPPED. Returns how many entries will change. Raises kvd.PoolFull if there is no
-        room for the new blocks in addition to the old ones, and kvd.NotSupported if keydiff is off, or keys are stored
-        before rotation or as 8 bits."""
-        return check(lib.kvd_sequence_compact(self._open(), number("first", first), number("n", n),
-                                              number("keep", keep)))
+        head; the other entries are DROPPED. Returns how many entries will change.
+
+        scores: float32 [layers of a block, kv_heads, tokens], the tokens being those of the entries, Entry.tokens of
+        each, all of them resident. NaN is less than every number; of equal scores, those of later tokens are kept. A
+        contiguous array (anything with a buffer, or a CPU tensor of torch) is copied to blocks of the space, which are
+        freed when the compaction has arrived. A list of blocks that the caller has filled, one after the other, works
+        on a GPU, too; keep them unchanged until then. None: KeyDiff's scores, which are high if a key is unlike the
+        mean direction of the sequence's keys; entries that cannot be compacted are left as they are.
+
+        Raises kvd.PoolFull if there is no room for the new blocks in addition to the old ones; kvd.NotSupported if keys
+        are stored before rotation, and without scores if keydiff is off, or keys are stored as 8 bits; kvd.Busy if the
+        previous compaction is not complete, or an entry that has scores is busy; kvd.Invalid if it cannot be
+        compacted."""
+        places = number("first", first), number("n", n), number("keep", keep)
+        mine = scores is not None and not isinstance(scores, (list, tuple))
+        blocks = self._score_blocks(first, n, scores) if mine else list(scores or ())
+        room = structs_of(blocks)
+        given = None if scores is None else byref(ScoresStruct(room, len(room)))
+        changing = check(lib.kvd_sequence_compact(self._open(), *places, given))
+        if changing:    # so the previous compaction is complete
+            self._scores, self._scored = blocks if mine else [], self._seen(first)
+        return changing
+
+    def _score_blocks(self, first: int, n: int, scores: Any) -> list[Block]:
+        """Allocate blocks, and fill them with an array of scores."""
+        geometry, size = self.space.geometry, self.space.block_bytes
+        tokens = sum(entry.tokens for entry in self.entries()[first:first + n])
+        shape = geometry.layers // (geometry.layer_groups or 1), geometry.kv_heads, tokens
+        with memory(scores) as (at, given):
+            right = tuple(getattr(scores, "shape", shape)) == shape and given == 4 * shape[0] * shape[1] * tokens
+            if not right or _dtype(scores) != "float32":
+                raise ValueError(f"scores must be float32 of shape {shape}")
+            blocks = self.space.alloc(-(-given // size))
+            for i, block in enumerate(blocks):
+                self.space._check_copy(block._open())
+                lib.kvd_copy(block.data, at + i * size, min(size, given - i * size))
+        return blocks
+
+    def _seen(self, slot: int) -> tuple[int, int, int]:
+        entry = lib.kvd_sequence_entries(self._open(), byref(c_uint32()))[slot]
+        return slot, entry.block, entry.generation
 
     def use(self, slot: int, mass: float, hits: float) -> None:
         """Report how this step's attention used an entry: mass is its attention per token, relative to the average of
@@ -240,7 +284,7 @@ class Sequence:
 
     def close(self) -> None:
         """Free the sequence, its blocks and pins. Does nothing if already closed."""
-        self._handle, self._pins = None, []
+        self._handle, self._pins, self._scores = None, [], []
 
     def _open(self) -> Handle:
         handle = self._handle
@@ -256,6 +300,14 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"<kvd.Sequence of {len(self)} blocks>" if self._handle else "<kvd.Sequence, closed>"
+
+
+def _dtype(array: Any) -> str:
+    """Name of the type of an array's elements, such as float32."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        return "float32" if memoryview(array).format == "f" else ""
+    return str(dtype).replace("torch.", "")
 
 
 def _way(ways: dict[str, int], name: str) -> int:

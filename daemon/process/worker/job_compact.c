@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction. Each layer and KV head chooses the tokens of the source blocks that have
- * the highest scores, and moves their keys and values into the destination blocks, packed, in order
- * of position. The anchor is that of the whole sequence (job_score.c). The rest of the last
- * destination and the state planes are zeros. Threads share out the layers.
+ * Compaction. Each layer and KV head chooses the tokens of the source blocks that have the highest
+ * scores, and moves their keys and values into the destination blocks, packed, in order of position.
+ * The scores are the client's, or KeyDiff's, whose anchor is that of the whole sequence
+ * (job_score.c). The rest of the last destination and the state planes are zeros. Threads share out
+ * the layers.
  */
 
 #include <errno.h>
@@ -46,6 +47,19 @@ static void score_layer(const struct packing *p, uint32_t layer, float *scores, 
         }
 }
 
+/* The client can write its blocks at any time, so that tokens are chosen by a copy. */
+static void copy_scores(const struct packing *p, uint32_t layer, float *scores) {
+        uint64_t bytes = score_bytes(p), first = layer * bytes;
+
+        for (uint64_t done = 0; done < bytes;) {
+                struct score_piece piece = score_piece(p, first + done, first + bytes);
+
+                memcpy((uint8_t *)scores + done, p->scores[piece.block] + piece.offset,
+                       piece.bytes);
+                done += piece.bytes;
+        }
+}
+
 static void move(const struct packing *p, uint32_t layer, uint32_t head, const uint32_t *chosen) {
         const struct shape *s = &p->task->shape;
         struct kvd_slots from = {.blocks = p->from,
@@ -69,7 +83,10 @@ static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
               *scratch = scores + (size_t)s->heads * p->n_tokens;
         uint32_t *chosen = (uint32_t *)(scratch + p->scratch);
 
-        score_layer(p, layer, scores, scratch);
+        if (p->n_scores)
+                copy_scores(p, layer, scores);
+        else
+                score_layer(p, layer, scores, scratch);
         for (uint32_t h = 0; h < s->heads; h++) {
                 p->task->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens,
                                           p->keep, true, chosen + p->n_tokens);
@@ -97,25 +114,28 @@ static int count(struct packing *p) {
         p->n_from = task->job->param[0];
         p->n_to = task->job->param[1];
         p->keep = task->job->param[2];
-        if ((uint64_t)p->n_from + p->n_to > task->job->n_items)
+        p->n_scores = task->job->param[3];
+        if ((uint64_t)p->n_from + p->n_to + p->n_scores > task->job->n_items)
                 return task_refuse(task, -EPROTO, "blocks beyond the job's items");
         for (uint32_t i = 0; i < p->n_from; i++)
                 p->n_tokens += MIN(task->items[i].n_tokens, task->shape.tokens);
         if (!p->keep || p->keep > p->n_tokens || DIV_UP(p->keep, task->shape.tokens) != p->n_to)
                 return task_refuse(task, -EPROTO, "%u tokens of %u in %u blocks", p->keep,
                                    p->n_tokens, p->n_to);
+        if (p->n_scores &&
+            task->shape.layers * score_bytes(p) > p->n_scores * task->shape.block_bytes)
+                return task_refuse(task, -EPROTO, "scores of %u tokens in %u blocks", p->n_tokens,
+                                   p->n_scores);
         return find_places(p);
 }
 
 static int find_blocks(struct packing *p) {
         struct task *task = p->task;
 
-        for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
-                uint8_t *block = task_block(task, i);
-
-                if (!block)
+        for (uint32_t i = 0; i < p->n_from + p->n_to + p->n_scores; i++) {
+                p->from[i] = task_block(task, i);
+                if (!p->from[i])
                         return task_refuse(task, -ESTALE, "a block is gone");
-                *(i < p->n_from ? &p->from[i] : &p->to[i - p->n_from]) = block;
         }
         for (uint32_t i = 0; i < p->n_to; i++) {
                 memset(p->to[i], 0, task->shape.block_bytes);
@@ -124,27 +144,35 @@ static int find_blocks(struct packing *p) {
         return 0;
 }
 
-static int make_rooms(struct packing *p) {
-        struct task *task = p->task;
-        struct kvd_key_rows keys = keys_of(task, 0);
+static int find_anchors(struct packing *p) {
+        struct kvd_key_rows keys = keys_of(p->task, 0);
 
         p->scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
+        p->anchors = score_anchors(p->task);
+        return p->anchors ? 0 : -ENOMEM;
+}
+
+static int make_rooms(struct packing *p) {
+        struct task *task = p->task;
+
+        if (!p->n_scores && find_anchors(p) < 0)
+                return -ENOMEM;
         p->room =
                 ALIGN_UP(((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) *
                                  sizeof(float),
                          64);
-        p->from = task_room(task, p->n_from, sizeof *p->from);
-        p->to = task_room(task, p->n_to, sizeof *p->to);
+        p->from = task_room(task, (size_t)p->n_from + p->n_to + p->n_scores, sizeof *p->from);
+        p->to = p->from + p->n_from;
+        p->scores = p->to + p->n_to;
         p->rooms = task_room(task, threads_count(task->threads), p->room);
-        p->anchors = score_anchors(task);
-        return p->from && p->to && p->rooms && p->anchors ? 0 : -ENOMEM;
+        return p->from && p->rooms ? 0 : -ENOMEM;
 }
 
 static int begin(struct packing *p) {
-        int r = task_needs_numbers(p->task);
+        int r = count(p);
 
-        if (r == 0)
-                r = count(p);
+        if (r == 0 && !p->n_scores)
+                r = task_needs_numbers(p->task);
         if (r == 0 && !task_results(p->task, 1, sizeof(uint32_t)))
                 r = -E2BIG;
         return r;

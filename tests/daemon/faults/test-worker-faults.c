@@ -157,7 +157,7 @@ static void work(struct user *u) {
 
 static void pack(struct user *u) {
         for (uint32_t keep = 2 * BT; keep > 0; keep -= BT) {
-                kvd_sequence_compact(u->sequence, 0, BLOCKS, keep);
+                kvd_sequence_compact(u->sequence, 0, BLOCKS, keep, NULL);
                 kvd_sequence_wait(u->sequence, 40000000);
         }
 }

@@ -45,7 +45,7 @@ static int settle(void) {
 }
 
 static void compact(uint32_t first, uint32_t n, uint32_t keep, int want) {
-        int r = kvd_sequence_compact(u.sequence, first, n, keep);
+        int r = kvd_sequence_compact(u.sequence, first, n, keep, NULL);
 
         ck_assert_msg(r == want, "%d, not %d: %s", r, want, kvd_error());
 }
@@ -255,7 +255,7 @@ START_TEST(keys_that_are_not_rotated_yet_are_refused) {
         ck_assert_int_eq(kvd_sequence_open(space, 4, &sequence), 0);
         ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
         ck_assert_int_eq(kvd_sequence_append(sequence, 1, &block, tokens, 16), 1);
-        ck_assert_int_eq(kvd_sequence_compact(sequence, 0, 1, 4), -EOPNOTSUPP);
+        ck_assert_int_eq(kvd_sequence_compact(sequence, 0, 1, 4, NULL), -EOPNOTSUPP);
         ck_assert(strstr(kvd_error(), "before rotation"));
         kvd_sequence_close(sequence);
         kvd_space_close(space);
@@ -328,7 +328,7 @@ static _Noreturn void be_killed(uint32_t pause) {
         user_open(&other, in.socket, keydiff);
         for (uint32_t n = 0; n + 6 <= USER_BLOCKS; n += 6) {
                 user_append(&other, 6);
-                kvd_sequence_compact(other.sequence, n, 6, 20);
+                kvd_sequence_compact(other.sequence, n, 6, 20, NULL);
                 usleep(pause);
                 if (pause % 2)
                         kvd_sequence_sync(other.sequence);

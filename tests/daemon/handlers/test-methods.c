@@ -348,7 +348,7 @@ START_TEST(attention_begins_anew_in_a_packed_block) {
                                           kvd_use_off(u.sequence->view->ix->capacity));
         for (uint32_t i = 0; i < u.sequence->view->ix->capacity; i++)
                 uses[i] = (struct kvd_use){7, 7};
-        ck_assert_int_eq(kvd_sequence_compact(u.sequence, 0, 8, 30), 8);
+        ck_assert_int_eq(kvd_sequence_compact(u.sequence, 0, 8, 30, NULL), 8);
         wait_for(8);
         for (uint32_t slot = 0; slot < 2; slot++) {
                 ck_assert_uint_eq(use_of(slot).mass, 0);

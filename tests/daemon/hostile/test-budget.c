@@ -377,7 +377,7 @@ static struct kvd_msg send_compact(void) {
 
         settle();
         at += KVD_SYNC_CHANGES;
-        return MSG(compact, seq_handle, sequence, at - KVD_SYNC_CHANGES, KVD_SYNC_CHANGES, 64);
+        return MSG(compact, seq_handle, sequence, at - KVD_SYNC_CHANGES, KVD_SYNC_CHANGES, 64, {0});
 }
 
 #define BITS_BLOCKS 2048u

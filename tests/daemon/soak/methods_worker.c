@@ -376,8 +376,8 @@ static void pack(struct worker *w, struct line *l) {
                  n = l->n ? 1 + below(w, MIN(l->n - first, 16)) : 0;
         int r;
 
-        if (!n ||
-            !fine(w, "compact", kvd_sequence_compact(l->sequence, first, n, 1 + below(w, n * BT))))
+        if (!n || !fine(w, "compact",
+                        kvd_sequence_compact(l->sequence, first, n, 1 + below(w, n * BT), NULL)))
                 return;
         r = kvd_sequence_wait(l->sequence, below(w, 2) * 50000000);
         if (r == -ETIMEDOUT || fine(w, "wait", r))
