@@ -280,33 +280,291 @@ START_TEST(a_worker_that_cannot_leaves_it_as_it_was) {
 END_TEST
 
 /*
- * The compaction at the end of the sequence, by _i: 0 waits, 1 is with the worker, 2 is with a
+ * The compaction at the end of the sequence, by stage: 0 waits, 1 is with the worker, 2 is with a
  * worker that is lost later, 3 is offered, 4 was told to the client.
  */
-START_TEST(a_sequence_that_ends_meanwhile_leaves_nothing) {
+static void end_in_the_middle(uint32_t stage) {
         struct kvd_change changes[KVD_SYNC_CHANGES];
 
-        append(8 * BT);
-        work();
-        ck_assert_int_eq(compact(0, 8, 2 * BT), 8);
-        if (_i == 1 || _i == 2)
+        if (stage == 1 || stage == 2)
                 ck_assert(worker_take());
-        if (_i > 2)
+        if (stage > 2)
                 work();
-        if (_i == 4)
+        if (stage == 4)
                 ck_assert_uint_eq(table_peek(&t, changes), 8);
         table_close(&t);
         check_clean(space);
         idle();
         check_clean(space);
-        if (_i == 1)
+        if (stage == 1)
                 worker_do();
-        if (_i == 2)
+        if (stage == 2)
                 worker_die();
         idle();
         work();
         ck_assert_uint_eq(usage_of(space).private, 0);
+}
+
+START_TEST(a_sequence_that_ends_meanwhile_leaves_nothing) {
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact(0, 8, 2 * BT), 8);
+        end_in_the_middle((uint32_t)_i);
         ck_assert_uint_eq(usage_of(space).filling, 0);
+}
+END_TEST
+
+START_TEST(a_sequence_that_ends_meanwhile_leaves_the_client_its_scores) {
+        kvd_ref score;
+
+        ck_assert_int_eq(space_allocate(a, 1, &score), 1);
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(sequence_compact(a, t.number,
+                                          &(struct compact_request){.n = 8,
+                                                                    .keep = 2 * BT,
+                                                                    .scores = &score,
+                                                                    .n_scores = 1}),
+                         8);
+        end_in_the_middle((uint32_t)_i);
+        ck_assert_uint_eq(usage_of(space).filling, 1);
+        ck_assert_uint_eq(space_release(a, &score, 1), 1);
+        ck_assert_uint_eq(usage_of(space).filling, 0);
+}
+END_TEST
+
+/* ---- by the client's scores ------------------------------------------------------------------ */
+
+/* A block that this client is filling: it holds the scores of 64 tokens. */
+static kvd_ref score_block(struct attachment *of) {
+        kvd_ref ref = 0;
+
+        ck_assert_int_eq(space_allocate(of, 1, &ref), 1);
+        return ref;
+}
+
+static int compact_by(uint32_t first, uint32_t n, uint32_t keep, const kvd_ref *scores,
+                      uint32_t n_scores) {
+        const struct compact_request req = {.first = first,
+                                            .n = n,
+                                            .keep = keep,
+                                            .scores = scores,
+                                            .n_scores = n_scores};
+
+        return sequence_compact(a, t.number, &req);
+}
+
+static void refused(int r, int error, const char *why) {
+        ck_assert_int_eq(r, error);
+        ck_assert_msg(strstr(store_why(store), why), "%s", store_why(store));
+        ck_assert(!pending());
+        check_clean(space);
+}
+
+/* Takes the job of a compaction of n entries, and looks at its items. */
+static void expect_job(uint32_t n, uint32_t n_to, kvd_ref score) {
+        const struct kvd_job_item *items = (const struct kvd_job_item *)(worker_job + 1);
+
+        while (worker_take() && worker_job->kind != KVD_JOB_COMPACT)
+                worker_do();
+        ck_assert_uint_eq(worker_job->n_items, n + n_to + 1);
+        ck_assert_uint_eq(worker_job->param[0], n);
+        ck_assert_uint_eq(worker_job->param[1], n_to);
+        ck_assert_uint_eq(worker_job->param[3], 1);
+        ck_assert_uint_eq(items[n + n_to].ref, score);
+        ck_assert_uint_eq(items[n + n_to].flags, KVD_JOB_SCORES);
+}
+
+/* The rest of the sequence is not read, since there is no anchor. */
+START_TEST(a_worker_gets_the_scores_after_the_blocks) {
+        kvd_ref score = score_block(a);
+
+        set(space, "keydiff", "off");
+        append(8 * BT);
+        ck_assert_int_eq(compact_by(2, 4, BT + 1, &score, 1), 4);
+        expect_job(4, 2, score);
+        worker_do();
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        expect_packed(2, 10 + 5 * BT - 1, BT + 1);
+        ck_assert_uint_eq(space_release(a, &score, 1), 1);
+        ck_assert_int_eq(compact(2, 4, BT), -EOPNOTSUPP); /* by KeyDiff, which is off */
+        work();
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).filling, 0);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(an_entry_without_scores_of_its_own_is_named) {
+        const uint32_t gone[] = {2}, leaving[] = {3};
+        kvd_ref score = score_block(a);
+
+        append(8 * BT);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_DROP, gone, 1), 1);
+        table_sync(&t, NULL);
+        work();
+        refused(compact_by(1, 2, BT, &score, 1), -EINVAL, "entry 2 is not resident");
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, leaving, 1), 1);
+        ck_assert_int_eq(compact_by(3, 3, BT, &score, 1), -EBUSY);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "entry 3 is busy"));
+        work();
+        table_sync(&t, NULL);
+        ck_assert_int_eq(compact(4, 2, BT), 2);
+        work();
+        ck_assert_int_eq(compact_by(4, 4, BT, &score, 1), -EBUSY); /* offered, not taken yet */
+        ck_assert_ptr_nonnull(strstr(store_why(store), "entry 4 is busy"));
+        table_sync(&t, NULL);
+        refused(compact_by(4, 4, BT, &score, 1), -EINVAL, "entry 5 is not resident");
+        ck_assert_int_eq(compact_by(6, 2, BT, &score, 1), 2);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 2);
+        space_release(a, &score, 1);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(borrowed_shared_and_approximate_entries_have_no_scores) {
+        static const char *const why[] = {"borrowed or shared", "borrowed or shared",
+                                          "approximate"};
+        static const uint32_t flags[] = {KVD_ENTRY_BORROWED, KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
+                                         KVD_ENTRY_OWN | KVD_ENTRY_APPROX};
+        kvd_ref score = score_block(a);
+
+        append(4 * BT);
+        for (uint32_t i = 0; i < ARRAY_SIZE(flags); i++) {
+                struct entry *e = &sequence_find(a, t.number)->entries[1];
+
+                e->flags = (uint16_t)flags[i];
+                ck_assert_int_eq(compact_by(0, 4, BT, &score, 1), -EINVAL);
+                e->flags = KVD_ENTRY_OWN;
+                ck_assert_msg(strstr(store_why(store), "entry 1 is") &&
+                                      strstr(store_why(store), why[i]),
+                              "%s", store_why(store));
+                check_clean(space);
+        }
+        space_release(a, &score, 1);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(blocks_that_cannot_hold_the_scores_are_refused) {
+        static kvd_ref many[KVD_JOB_ITEMS];
+        struct attachment *b = fixture_attach(space);
+        kvd_ref score = score_block(a), foreign = score_block(b), twice[] = {score, score};
+
+        append(17 * BT); /* 16 x BT tokens in 2 layers fill a block */
+        work();
+        refused(compact_by(0, 17, BT, &score, 1), -EINVAL, "the scores do not fit");
+        refused(compact_by(0, 16, BT, &foreign, 1), -ESTALE, "is filling");
+        refused(compact_by(0, 16, BT, twice, 2), -ESTALE, "is filling");
+        refused(compact_by(0, 16, BT, &t.slots[0].ref, 1), -ESTALE, "is filling");
+        refused(compact_by(0, 16, BT, many, KVD_JOB_ITEMS - 16), -E2BIG, "more than 3840");
+        refused(compact_by(0, 16, BT, many, KVD_JOB_ITEMS - 17), -ESTALE, "is filling");
+        refused(compact_by(0, 16, 0, &score, 1), -EINVAL, "nothing is kept");
+        ck_assert_int_eq(compact_by(0, 16, 16 * BT, &score, 1), 0);
+        ck_assert_int_eq(compact_by(0, 16, BT, &score, 1), 16);
+        ck_assert_int_eq(compact_by(16, 1, 1, &score, 1), -EBUSY);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 16);
+        ck_assert_uint_eq(space_release(a, &score, 1), 1);
+        ck_assert_uint_eq(space_release(b, &foreign, 1), 1);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(scores_that_are_freed_too_early_change_nothing) {
+        kvd_ref score = score_block(a);
+
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact_by(0, 8, 2 * BT, &score, 1), 8);
+        ck_assert_uint_eq(space_release(a, &score, 1), 1);
+        ck_assert_uint_eq(work(), 0);
+        ck_assert(!pending());
+        expect_whole();
+        ck_assert_uint_eq(usage_of(space).filling, 0);
+        score = score_block(a);
+        ck_assert_int_eq(compact_by(0, 8, 2 * BT, &score, 1), 8);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        space_release(a, &score, 1);
+        table_close(&t);
+}
+END_TEST
+
+/* Nobody gets the block while the worker reads it. */
+START_TEST(scores_that_are_freed_while_they_are_read_are_kept_till_then) {
+        kvd_ref score = score_block(a), others[64];
+        int n, got = 0;
+
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact_by(0, 8, 2 * BT, &score, 1), 8);
+        expect_job(8, 2, score);
+        ck_assert_uint_eq(space_release(a, &score, 1), 1);
+        check_clean(space);
+        while ((n = space_allocate(a, 64 - (uint32_t)got, others + got)) > 0)
+                got += n;
+        for (int i = 0; i < got; i++)
+                ck_assert_uint_ne(kvd_ref_id(others[i]), kvd_ref_id(score));
+        worker_do();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        expect_packed(0, 10 + 6 * BT, 2 * BT);
+        ck_assert_int_eq(space_allocate(a, 1, others + got), 1);
+        space_release(a, others, (uint32_t)got + 1);
+        idle();
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(a_lost_worker_is_made_up_for_while_the_scores_are_there) {
+        kvd_ref score = score_block(a);
+
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact_by(0, 8, 2 * BT, &score, 1), 8);
+        lose(1);
+        expect_job(8, 2, score);
+        worker_do();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        expect_packed(0, 10 + 6 * BT, 2 * BT);
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact_by(8, 8, 2 * BT, &score, 1), 8);
+        lose(1);
+        ck_assert_uint_eq(space_release(a, &score, 1), 1);
+        ck_assert_uint_eq(work(), 0);
+        ck_assert(!pending());
+        idle();
+        check_clean(space);
+        table_check(&t);
+        for (uint32_t i = 8; i < 16; i++)
+                ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN);
+        ck_assert_uint_eq(usage_of(space).filling, 0);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(the_next_compaction_has_no_scores_of_the_last) {
+        kvd_ref score = score_block(a);
+
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact_by(0, 4, BT, &score, 1), 4);
+        expect_job(4, 1, score);
+        worker_fail(EIO);
+        ck_assert(!pending());
+        expect_whole();
+        ck_assert_int_eq(compact(0, 4, BT), 4);
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->param[3], 0);
+        worker_do();
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        space_release(a, &score, 1);
+        table_close(&t);
 }
 END_TEST
 
@@ -404,6 +662,14 @@ SUITE("compact", FIXTURE(setup, teardown),
             a_full_pool_refuses_it_and_loses_nothing, what_makes_no_sense_is_refused,
             who_is_busy_or_gone_is_left_alone, a_worker_that_is_lost_is_made_up_for_once,
             a_worker_that_cannot_leaves_it_as_it_was),
-      LOOPS(5, a_sequence_that_ends_meanwhile_leaves_nothing),
-      TESTS(a_packed_block_is_copied_and_comes_back_exactly,
+      LOOPS(5, a_sequence_that_ends_meanwhile_leaves_nothing,
+            a_sequence_that_ends_meanwhile_leaves_the_client_its_scores),
+      TESTS(a_worker_gets_the_scores_after_the_blocks, an_entry_without_scores_of_its_own_is_named,
+            borrowed_shared_and_approximate_entries_have_no_scores,
+            blocks_that_cannot_hold_the_scores_are_refused,
+            scores_that_are_freed_too_early_change_nothing,
+            scores_that_are_freed_while_they_are_read_are_kept_till_then,
+            a_lost_worker_is_made_up_for_while_the_scores_are_there,
+            the_next_compaction_has_no_scores_of_the_last,
+            a_packed_block_is_copied_and_comes_back_exactly,
             memshare_does_not_compare_packed_blocks, changes_of_one_compaction_come_in_one_answer))
