@@ -488,6 +488,272 @@ START_TEST(each_head_keeps_the_tokens_of_highest_score) {
 }
 END_TEST
 
+/* ---- COMPACT by the client's scores ---------------------------------------------------------- */
+
+/* The scores of the small ones fill several blocks, whose bounds are inside of rows. */
+static const struct kvd_shape scored[] = {
+        {.layers = 2,
+         .kv_heads = 3,
+         .head_dim = 40,
+         .dtype = KVD_F32,
+         .order = KVD_HND,
+         .vocab = 1000},
+        {.layers = 4,
+         .kv_heads = 2,
+         .head_dim = 17,
+         .dtype = KVD_BF16,
+         .order = KVD_NHD,
+         .vocab = 1000,
+         .block_tokens = 5,
+         .layer_groups = 2,
+         .state_width = 9},
+        {.layers = 2,
+         .kv_heads = 3,
+         .head_dim = 4,
+         .dtype = KVD_F16,
+         .order = KVD_HND,
+         .vocab = 1000},
+        {.layers = 2,
+         .kv_heads = 2,
+         .head_dim = 2,
+         .dtype = KVD_I8,
+         .order = KVD_NHD,
+         .vocab = 1000,
+         .block_tokens = 5},
+        {.layers = 3,
+         .kv_heads = 2,
+         .head_dim = 1, /* an odd number of bytes, which no kernel of the GPU moves */
+         .dtype = KVD_I8,
+         .order = KVD_HND,
+         .vocab = 1000,
+         .block_tokens = 4},
+};
+#define N_SCORED ((int)ARRAY_SIZE(scored))
+
+#define DESTS 3u
+#define SCORES (SOURCES + DESTS) /* first block with scores */
+
+static uint32_t all_tokens(void) {
+        return SOURCES * o.g.block_tokens - 2;
+}
+
+static uint32_t n_score_blocks(void) {
+        return (uint32_t)DIV_UP(o.layout.layers * o.g.kv_heads * all_tokens() * sizeof(float),
+                                o.ix->block_bytes);
+}
+
+/* The score of token t, as it lies in the blocks. */
+static float *given_score(uint32_t l, uint32_t h, uint32_t t) {
+        return (float *)owner_block(&o, SCORES) + ((size_t)l * o.g.kv_heads + h) * all_tokens() + t;
+}
+
+/* Few values, so that many are equal, and all that are not numbers. */
+static float some_score(uint64_t *seed) {
+        static const float special[] = {NAN, -NAN, INFINITY, -INFINITY, -0.0f, 0.0f};
+        uint32_t x;
+
+        *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+        x = (uint32_t)(*seed >> 33) % 24;
+        return x < ARRAY_SIZE(special) ? special[x] : ((float)x - 14) / 4;
+}
+
+/* Sources and scores follow from the seed; the rest is bytes that must not be left over. */
+static void fill_scored(uint64_t seed) {
+        memset(owner_block(&o, 0), 0xee, (SCORES + n_score_blocks()) * o.ix->block_bytes);
+        for (uint32_t i = 0; i < SOURCES * o.ix->block_bytes; i++)
+                owner_block(&o, 0)[i] = (uint8_t)(i * 2654435761u >> 13);
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        for (uint32_t t = 0; t < all_tokens(); t++)
+                                *given_score(l, h, t) = some_score(&seed);
+}
+
+/* Of equal scores, the later one is better. NaN is less than all others. */
+static bool is_better(float a, uint32_t at, float b, uint32_t than) {
+        if (isnan(a) || isnan(b))
+                return isnan(a) == isnan(b) ? at > than : isnan(b);
+        return a > b || (a == b && at > than);
+}
+
+static bool is_kept(uint32_t l, uint32_t h, uint32_t t, uint32_t keep) {
+        uint32_t better = 0;
+
+        for (uint32_t i = 0; i < all_tokens(); i++)
+                better += is_better(*given_score(l, h, i), i, *given_score(l, h, t), t);
+        return better < keep;
+}
+
+static size_t token_place(uint32_t l, int plane, uint32_t h, uint32_t slot) {
+        uint32_t bt = o.g.block_tokens, heads = o.g.kv_heads;
+        uint32_t row = o.g.order == KVD_HND ? h * bt + slot : slot * heads + h;
+
+        return ((size_t)(2 * l + (uint32_t)plane) * heads * bt + row) * o.g.head_dim *
+               kvd_dtype_bytes(o.g.dtype);
+}
+
+static const uint8_t *source_token(uint32_t t, uint32_t l, int plane, uint32_t h) {
+        uint32_t block = 0;
+
+        while (t >= source_tokens(block))
+                t -= source_tokens(block++);
+        return owner_block(&o, block) + token_place(l, plane, h, t);
+}
+
+static void check_kept(uint32_t keep, uint32_t l, uint32_t h, uint8_t *want) {
+        size_t bytes = o.g.head_dim * kvd_dtype_bytes(o.g.dtype);
+        uint32_t bt = o.g.block_tokens, n = 0;
+
+        for (uint32_t t = 0; t < all_tokens(); t++) {
+                if (!is_kept(l, h, t, keep))
+                        continue;
+                for (int plane = 0; plane < 2; plane++)
+                        memcpy(want + n / bt * o.ix->block_bytes + token_place(l, plane, h, n % bt),
+                               source_token(t, l, plane, h), bytes);
+                n++;
+        }
+        ck_assert_uint_eq(n, keep);
+}
+
+/* All bytes of the destinations. */
+static void check_scored(uint32_t keep) {
+        size_t bytes = DIV_UP(keep, o.g.block_tokens) * o.ix->block_bytes;
+        uint8_t *want = calloc(1, bytes);
+
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        check_kept(keep, l, h, want);
+        ck_assert_mem_eq(owner_block(&o, SOURCES), want, bytes);
+        free(want);
+}
+
+static struct owner_job *scored_job(uint32_t keep) {
+        uint32_t n_to = DIV_UP(keep, o.g.block_tokens), n_scores = n_score_blocks();
+        struct owner_job *job = new_job(KVD_JOB_COMPACT, SOURCES + n_to + n_scores);
+
+        for (uint32_t i = 0; i < job->n_items; i++) {
+                job->items[i].flags = i < SOURCES        ? KVD_JOB_SOURCE :
+                                      i < SOURCES + n_to ? KVD_JOB_DEST :
+                                                           KVD_JOB_SCORES;
+                job->items[i].n_tokens = i < SOURCES ? source_tokens(i) : 0;
+        }
+        for (uint32_t i = 0; i < n_scores; i++)
+                job->items[SOURCES + n_to + i].ref = owner_ref(SCORES + i);
+        memcpy(job->param, (uint32_t[]){SOURCES, n_to, keep, n_scores}, 4 * sizeof(uint32_t));
+        return job;
+}
+
+/* _i: geometry, number of tokens to keep, with or without rests. */
+START_TEST(each_head_keeps_the_tokens_that_the_client_scored_highest) {
+        uint32_t bt, keep[4];
+
+        owner_start(&o, &scored[_i / 8], SCORES + 8);
+        bt = o.g.block_tokens;
+        memcpy(keep, (uint32_t[]){1, 2 * bt, bt + 1, 3 * bt - 1}, sizeof keep);
+        o.piece = _i % 2;
+        fill_scored((uint64_t)_i);
+        ck_assert_uint_le(n_score_blocks(), 8);
+        ck_assert_uint_eq(owner_do(&o, scored_job(keep[_i / 2 % 4])), 0);
+        check_scored(keep[_i / 2 % 4]);
+        owner_stop(&o);
+}
+END_TEST
+
+static void give_keydiffs_scores(uint32_t l, uint32_t h) {
+        double anchor[256] = {0};
+        uint32_t at = 0;
+
+        for (uint32_t b = 0; b < SOURCES; b++)
+                add_directions(anchor, b, source_tokens(b), l, h);
+        for (uint32_t b = 0; b < SOURCES; b++)
+                for (uint32_t t = 0; t < source_tokens(b); t++)
+                        *given_score(l, h, at++) = (float)score_of(b, t, l, h, anchor);
+}
+
+START_TEST(keydiffs_scores_from_the_client_give_keydiffs_blocks) {
+        uint32_t keep;
+        struct owner_job *job;
+        size_t bytes;
+        uint8_t *own;
+
+        start(_i, SCORES + 8);
+        keep = 2 * o.g.block_tokens + 1;
+        job = scored_job(keep);
+        job->n_items = SOURCES + DESTS;
+        job->param[3] = 0;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        bytes = DESTS * o.ix->block_bytes;
+        own = malloc(bytes);
+        memcpy(own, owner_block(&o, SOURCES), bytes);
+        memset(owner_block(&o, SOURCES), 0xee, bytes);
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        give_keydiffs_scores(l, h);
+        ck_assert_uint_eq(owner_do(&o, scored_job(keep)), 0);
+        ck_assert_mem_eq(owner_block(&o, SOURCES), own, bytes);
+        free(own);
+        owner_stop(&o);
+}
+END_TEST
+
+START_TEST(scores_that_are_not_there_are_refused) {
+        uint32_t keep, last;
+        struct owner_job *job;
+
+        owner_start(&o, &scored[4], SCORES + 8);
+        fill_scored(1);
+        keep = o.g.block_tokens;
+        ck_assert_uint_gt(n_score_blocks(), 1);
+        job = scored_job(keep);
+        job->param[3]--; /* one block too few */
+        ck_assert_uint_eq(owner_do(&o, job), EPROTO);
+        job = scored_job(keep);
+        job->param[3]++; /* beyond the items */
+        ck_assert_uint_eq(owner_do(&o, job), EPROTO);
+        job->param[3] = UINT32_MAX;
+        ck_assert_uint_eq(owner_do(&o, job), EPROTO);
+        job = scored_job(keep);
+        last = job->n_items - 1;
+        job->items[last].ref += UINT64_C(1) << 32; /* another generation */
+        ck_assert_uint_eq(owner_do(&o, job), ESTALE);
+        job = scored_job(keep);
+        job->n_items = SOURCES + 1;
+        job->param[3] = 0; /* KeyDiff does not read 8-bit keys */
+        ck_assert_uint_eq(owner_do(&o, job), EOPNOTSUPP);
+        ck_assert_uint_eq(owner_do(&o, scored_job(keep)), 0);
+        check_scored(keep);
+        owner_stop(&o);
+}
+END_TEST
+
+/* The client writes other scores all the time: no byte is written outside of the destinations. */
+START_TEST(scores_that_change_meanwhile_harm_nobody) {
+        uint8_t *before;
+        size_t bytes;
+        pid_t client;
+
+        owner_start(&o, &scored[2], SCORES + 8);
+        fill_scored(1);
+        bytes = SOURCES * o.ix->block_bytes;
+        before = malloc(bytes);
+        memcpy(before, owner_block(&o, 0), bytes);
+        client = fork();
+        if (client == 0)
+                for (uint64_t seed = 1;; seed++)
+                        for (uint32_t t = 0; t < all_tokens(); t++)
+                                *given_score(seed / 3 % 2, seed % 3, t) = some_score(&seed);
+        for (int i = 0; i < 50; i++) {
+                ck_assert_uint_eq(owner_do(&o, scored_job(o.g.block_tokens + 3)), 0);
+                ck_assert_mem_eq(owner_block(&o, 0), before, bytes);
+                for (size_t k = 0; k < o.ix->block_bytes; k++)
+                        ck_assert_uint_eq(owner_block(&o, SOURCES + 2)[k], 0xee);
+        }
+        ck_assert_int_eq(kill(client, SIGKILL), 0);
+        waitpid(client, NULL, 0);
+        free(before);
+        owner_stop(&o);
+}
+END_TEST
+
 START_TEST(a_compaction_that_makes_no_sense_is_refused) {
         static const uint32_t params[][3] = {{3, 1, 0},  {3, 1, 49}, {3, 2, 16},         {3, 0, 16},
                                              {3, 9, 48}, {9, 1, 16}, {UINT32_MAX, 1, 16}};
@@ -851,6 +1117,21 @@ START_TEST(a_compaction_moves_the_bytes_of_the_processor) {
 }
 END_TEST
 
+/* As before; the scores are in the last two blocks, of which only the first is needed. */
+static struct owner_job *packing_by_scores(void) {
+        struct owner_job *job = packing();
+
+        job->items[8].flags = job->items[9].flags = KVD_JOB_SCORES;
+        job->param[3] = 2;
+        return job;
+}
+
+/* Nothing is launched but the moves of tokens. */
+START_TEST(given_scores_are_copied_from_the_gpu) {
+        same_where_the_blocks_are(&geometries[_i], packing_by_scores, 1, 1, 7);
+}
+END_TEST
+
 /* ---- on a GPU that an engine uses ------------------------------------------------------------ */
 
 #define OK(call) ck_assert_int_eq(cuda->call, CU_OK)
@@ -1035,7 +1316,12 @@ SUITE("worker-jobs", LOOPS(N_GEOMETRIES, summaries_are_what_they_should_be),
            LOOPS(N_GEOMETRIES, a_sample_has_the_bits_of_the_processor,
                  distances_of_pairs_have_the_bits_of_the_processor,
                  distances_on_a_device_with_less_shared_memory,
-                 a_compaction_moves_the_bytes_of_the_processor)),
+                 a_compaction_moves_the_bytes_of_the_processor,
+                 given_scores_are_copied_from_the_gpu)),
+      LOOPS(8 * N_SCORED, each_head_keeps_the_tokens_that_the_client_scored_highest),
+      LOOPS(N_GEOMETRIES, keydiffs_scores_from_the_client_give_keydiffs_blocks),
+      TESTS(scores_that_are_not_there_are_refused),
+      WHEN(!getenv("KVD_TEST_BACKEND"), TESTS(scores_that_change_meanwhile_harm_nobody)),
       LOOPS(N_GEOMETRIES, scores_are_keydiffs),
       LOOPS(3 * N_GEOMETRIES, each_head_keeps_the_tokens_of_highest_score),
       TESTS(a_compaction_that_makes_no_sense_is_refused, a_repeated_step_is_found_where_it_is,
