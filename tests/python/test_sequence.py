@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import sys
 from array import array
 from contextlib import contextmanager
@@ -100,6 +101,92 @@ def test_compaction_leaves_fewer_blocks(space):
         assert stats.copy_bytes == stats.sketch_bytes == 0
         with raises(kvd.Invalid):
             sequence.compact(0, 9, 1)
+
+
+def kept(rows: list[list[float]], keep: int) -> list[list[int]]:
+    """The tokens of highest score in each row, in order of position; of equal scores, later ones."""
+    return [sorted(sorted(range(len(row)), key=lambda t: (row[t], t))[-keep:]) for row in rows]
+
+
+def scored(space: kvd.Space, sequence: kvd.Sequence) -> tuple[array, list[list[float]]]:
+    """Append 3 * TOKENS - 5 tokens, whose bytes are their number; return their scores, with ties."""
+    n = 3 * TOKENS - 5
+    blocks = space.alloc(3)
+    for number, block in enumerate(blocks):
+        bytes_ = block.memoryview()
+        bytes_[:] = b"".join(bytes([number * TOKENS + t]) * (DIM * 4) for t in range(TOKENS)) * (2 * LAYERS * HEADS)
+    sequence.append(blocks, list(range(1, n + 1)))
+    rows = [[float((head * 31 + t * 17) % 13) for t in range(n)] for head in range(LAYERS * HEADS)]
+    return array("f", [score for row in rows for score in row]), rows
+
+
+def expect_kept(space: kvd.Space, sequence: kvd.Sequence, chosen: list[list[int]]) -> None:
+    entries = [it for it in sequence.entries() if it.data]
+    planes = [ctypes.string_at(it.data, space.block_bytes) for it in entries]
+    for row, tokens in enumerate(chosen):
+        for plane in range(2):
+            for i, token in enumerate(tokens):
+                layer, head = divmod(row, HEADS)
+                at = (((2 * layer + plane) * HEADS + head) * TOKENS + i % TOKENS) * DIM * 4
+                assert planes[i // TOKENS][at:at + DIM * 4] == bytes([token]) * (DIM * 4)
+
+
+def filling() -> int:
+    """Number of blocks to fill that are held in this process."""
+    return sum(isinstance(it, kvd.Block) and it.data != 0 for it in gc.get_objects())
+
+
+def test_given_scores_decide_what_stays(space):
+    """As a buffer, which is copied to blocks; keydiff is off. The blocks are freed by the sync that brings the result."""
+    with space.sequence(8) as sequence:
+        scores, rows = scored(space, sequence)
+        assert sequence.compact(0, 3, TOKENS + 3, scores) == 3 and filling() > 0
+        until(lambda: sequence.sync() == 3)
+        assert filling() == 0
+        expect_kept(space, sequence, kept(rows, TOKENS + 3))
+
+
+def test_scores_in_blocks_of_the_caller(space):
+    with space.sequence(8) as sequence:
+        scores, rows = scored(space, sequence)
+        blocks = space.alloc(-(-len(scores) * 4 // space.block_bytes))
+        space.write(blocks, bytes(scores).ljust(len(blocks) * space.block_bytes))
+        assert sequence.compact(0, 3, TOKENS, blocks) == 3 and sequence.wait(60) == 3
+        assert all(block.data for block in blocks)      # they remain the caller's
+        space.free(blocks)
+        expect_kept(space, sequence, kept(rows, TOKENS))
+        with raises(kvd.Invalid):
+            sequence.compact(0, 1, 1, [])
+
+
+def test_scores_as_arrays_of_numpy(space):
+    if not np:
+        return
+    with space.sequence(8) as sequence:
+        scores, rows = scored(space, sequence)
+        right = np.array(scores, "f4").reshape(LAYERS, HEADS, -1)
+        for wrong in (right.astype("f8"), right[:, :, 1:].copy(), right.astype("i4"), right.reshape(HEADS, LAYERS, -1, 1),
+                      bytes(scores)):
+            with raises(ValueError, "scores must be float32 of shape"):
+                sequence.compact(0, 3, TOKENS, wrong)
+        right[0, 0, :2] = np.nan, np.inf
+        assert sequence.compact(0, 3, TOKENS, right) == 3 and sequence.wait(60) == 3 and filling() == 0
+        chosen = kept(np.nan_to_num(right.reshape(LAYERS * HEADS, -1), nan=-1.0).tolist(), TOKENS)
+        assert 0 not in chosen[0] and 1 in chosen[0]
+        expect_kept(space, sequence, chosen)
+
+
+def test_scores_are_given_back_when_nothing_comes_of_them(space):
+    with space.sequence(8) as sequence:
+        scores, _ = scored(space, sequence)
+        assert sequence.compact(0, 3, 3 * TOKENS, scores) == 0 and filling() == 0
+        sequence.cool([1], "drop")
+        assert sequence.wait(60) == 1
+        with raises(kvd.Invalid, "entry 1 is not resident"):
+            sequence.compact(0, 3, TOKENS, scores)
+        assert filling() == 0
+        assert sequence.compact(0, 1, 1, scores[:LAYERS * HEADS * TOKENS]) == 1
+    assert filling() == 0      # closed before it has come
 
 
 # ---- attention over a table ------------------------------------------------------------------------------------------

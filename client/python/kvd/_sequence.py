@@ -169,7 +169,7 @@ class Sequence:
         entries changed."""
         changed = check(lib.kvd_sequence_sync(self._open()))
         if self._scores and self._seen(self._scored[0]) != self._scored:
-            self._scores = []
+            self._free_scores()
         return changed
 
     def wait(self, timeout_s: float) -> int:
@@ -177,7 +177,7 @@ class Sequence:
         number of entries changed. Raises kvd.TimedOut if something is not complete after timeout_s seconds; changes
         that had arrived are applied."""
         changed = check(lib.kvd_sequence_wait(self._open(), ticks(timeout_s, 10**9, 62)))
-        self._scores = []
+        self._free_scores()
         return changed
 
     def cool(self, slots: Iterable[int], how: str) -> None:
@@ -212,14 +212,17 @@ class Sequence:
         previous compaction is not complete, or an entry that has scores is busy; kvd.Invalid if it cannot be
         compacted."""
         places = number("first", first), number("n", n), number("keep", keep)
-        mine = scores is not None and not isinstance(scores, (list, tuple))
-        blocks = self._score_blocks(first, n, scores) if mine else list(scores or ())
-        room = structs_of(blocks)
+        theirs = scores is None or isinstance(scores, (list, tuple))
+        done = [] if theirs else self._score_blocks(first, n, scores)
+        room = structs_of(list(scores or ()) if theirs else done)
         given = None if scores is None else byref(ScoresStruct(room, len(room)))
-        changing = check(lib.kvd_sequence_compact(self._open(), *places, given))
-        if changing:    # so the previous compaction is complete
-            self._scores, self._scored = blocks if mine else [], self._seen(first)
-        return changing
+        try:
+            changing = check(lib.kvd_sequence_compact(self._open(), *places, given))
+            if changing:    # so the previous compaction is complete
+                done, self._scores, self._scored = self._scores, done, self._seen(first)
+            return changing
+        finally:
+            self.space.free(done)
 
     def _score_blocks(self, first: int, n: int, scores: Any) -> list[Block]:
         """Allocate blocks, and fill them with an array of scores."""
@@ -230,11 +233,15 @@ class Sequence:
             right = tuple(getattr(scores, "shape", shape)) == shape and given == 4 * shape[0] * shape[1] * tokens
             if not right or _dtype(scores) != "float32":
                 raise ValueError(f"scores must be float32 of shape {shape}")
+            self.space._check_copy(self.space._open())
             blocks = self.space.alloc(-(-given // size))
             for i, block in enumerate(blocks):
-                self.space._check_copy(block._open())
                 lib.kvd_copy(block.data, at + i * size, min(size, given - i * size))
         return blocks
+
+    def _free_scores(self) -> None:
+        self.space.free(self._scores)
+        self._scores = []
 
     def _seen(self, slot: int) -> tuple[int, int, int]:
         entry = lib.kvd_sequence_entries(self._open(), byref(c_uint32()))[slot]
@@ -284,7 +291,8 @@ class Sequence:
 
     def close(self) -> None:
         """Free the sequence, its blocks and pins. Does nothing if already closed."""
-        self._handle, self._pins, self._scores = None, [], []
+        self._handle, self._pins = None, []
+        self._free_scores()
 
     def _open(self) -> Handle:
         handle = self._handle
