@@ -155,11 +155,20 @@ static void work(struct user *u) {
         }
 }
 
+/* First by KeyDiff, then by scores. */
 static void pack(struct user *u) {
+        struct kvd_block block = {0};
+        const struct kvd_scores scores = {&block, 1};
+
+        if (kvd_alloc(u->space, 1, &block) != 1)
+                return;
+        memset(block.data, 0x11, BLOCK_BYTES);
         for (uint32_t keep = 2 * BT; keep > 0; keep -= BT) {
-                kvd_sequence_compact(u->sequence, 0, BLOCKS, keep, NULL);
+                kvd_sequence_compact(u->sequence, 0, keep == BT ? 2 : BLOCKS, keep,
+                                     keep == BT ? &scores : NULL);
                 kvd_sequence_wait(u->sequence, 40000000);
         }
+        kvd_free(u->space, 1, &block);
 }
 
 /* Requests a sharing configuration for heads that all select the same blocks. */

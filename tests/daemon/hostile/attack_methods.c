@@ -73,6 +73,10 @@ static void none_of_that_number(const struct asker *a, uint32_t sequence) {
                 die("no block");
         refused(a, methods_append_message(a, sequence, &block, 1, some_tokens), ENOENT);
         refused(a,
+                MSG(compact, .space = a->space, .sequence = sequence, .entries = 1, .keep = 1,
+                    .scores = {&block, 8}),
+                ENOENT);
+        refused(a,
                 MSG(critical, .space = a->space, .sequence = sequence, .op = 1,
                     .blocks = {&block, 8}, .queries = 1, .words = 1, .selected = 1),
                 ENOENT);

@@ -114,7 +114,8 @@ static struct kvd_msg wish(struct storm *s, uint32_t i) {
                            .words = 1 + below(s, 4), .selected = 1 + below(s, 4));
         case 10:
                 return MSG(compact, .space = space, .sequence = sequence, .first = number(s, n),
-                           .entries = number(s, n + 1), .keep = number(s, n * BT));
+                           .entries = number(s, n + 1), .keep = number(s, n * BT),
+                           .scores = below(s, 2) ? some_refs(s, refs, 3) : (struct kvd_slice){0});
         case 11:
                 if (below(s, 2))
                         return MSG(profile, .space = kvd_slice_of(s->a.name),

@@ -371,16 +371,18 @@ static struct kvd_msg send_sync(void) {
         return sync_message();
 }
 
-/* Entries that no earlier request has named. */
+#define BITS_BLOCKS 2048u
+
+/* Entries that no earlier request has named, and blocks for their scores. */
 static struct kvd_msg send_compact(void) {
         static uint32_t at = NAMED;
 
         settle();
+        take(seq_handle, BITS_BLOCKS);
         at += KVD_SYNC_CHANGES;
-        return MSG(compact, seq_handle, sequence, at - KVD_SYNC_CHANGES, KVD_SYNC_CHANGES, 64, {0});
+        return MSG(compact, seq_handle, sequence, at - KVD_SYNC_CHANGES, KVD_SYNC_CHANGES, 64,
+                   taken());
 }
-
-#define BITS_BLOCKS 2048u
 
 /* Selections of 64 queries, in blocks of 256 bytes. */
 static struct kvd_msg send_critical(void) {

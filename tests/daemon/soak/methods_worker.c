@@ -371,13 +371,33 @@ static void revive(struct worker *w, struct line *l) {
                 count(&w->o->tally->revived, (uint64_t)r);
 }
 
+/*
+ * By KeyDiff or by scores. These may be freed before a worker has read them, and some entries
+ * cannot be scored.
+ */
+static int pack_some(struct worker *w, struct line *l, uint32_t first, uint32_t n) {
+        struct kvd_block block;
+        const struct kvd_scores scores = {&block, 1};
+        uint32_t keep = 1 + below(w, n * BT);
+        int r;
+
+        if (below(w, 2) || kvd_alloc(w->space, 1, &block) != 1)
+                return kvd_sequence_compact(l->sequence, first, n, keep, NULL);
+        for (uint32_t i = 0; i < BLOCK_FLOATS; i++)
+                ((float *)block.data)[i] = (float)below(w, 1000);
+        r = kvd_sequence_compact(l->sequence, first, n, keep, &scores);
+        if (below(w, 2))
+                kvd_sequence_wait(l->sequence, 50000000);
+        kvd_free(w->space, 1, &block);
+        return r == -EINVAL ? -EBUSY : r;
+}
+
 static void pack(struct worker *w, struct line *l) {
         uint32_t first = l->n ? below(w, l->n) : 0,
                  n = l->n ? 1 + below(w, MIN(l->n - first, 16)) : 0;
         int r;
 
-        if (!n || !fine(w, "compact",
-                        kvd_sequence_compact(l->sequence, first, n, 1 + below(w, n * BT), NULL)))
+        if (!n || !fine(w, "compact", pack_some(w, l, first, n)))
                 return;
         r = kvd_sequence_wait(l->sequence, below(w, 2) * 50000000);
         if (r == -ETIMEDOUT || fine(w, "wait", r))
