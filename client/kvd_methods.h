@@ -157,7 +157,8 @@ int kvd_sequence_revive(kvd_sequence *sequence, uint32_t n, const uint32_t *slot
 /*
  * Scores of tokens: floats in the processor's byte order, contiguous from byte to byte through
  * blocks of block_bytes each: [layer of a block][KV head][token]. The caller allocates and fills
- * the blocks (kvd_alloc), and keeps them unchanged until the compaction is complete.
+ * the blocks (kvd_alloc), and keeps them unchanged until the compaction is complete. On a GPU, the
+ * scores must have been written before the call, by any stream.
  */
 struct kvd_scores {
         const struct kvd_block *blocks; /* the caller's */

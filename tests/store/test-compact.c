@@ -519,6 +519,51 @@ START_TEST(scores_that_are_freed_while_they_are_read_are_kept_till_then) {
 }
 END_TEST
 
+static kvd_ref sealed(kvd_ref score) {
+        static const uint32_t tokens[BT] = {900, 901, 902, 903};
+        const struct seal_request seal = {.n_blocks = 1,
+                                          .blocks = &score,
+                                          .n_tokens = BT,
+                                          .tokens = tokens};
+        kvd_ref ret;
+
+        ck_assert_msg(space_seal(a, &seal, &ret) == 0, "%s", store_why(store));
+        ck_assert_uint_eq(ret, score);
+        return ret;
+}
+
+/*
+ * The client publishes the block of its scores, by _i: 0 before the job, 1 while a worker has it, 2
+ * while a worker has it that is lost later.
+ */
+START_TEST(scores_that_are_sealed_meanwhile_harm_nobody) {
+        kvd_ref score = score_block(a);
+
+        append(8 * BT);
+        work();
+        ck_assert_int_eq(compact_by(0, 8, 2 * BT, &score, 1), 8);
+        if (_i > 0)
+                expect_job(8, 2, score);
+        sealed(score);
+        check_clean(space);
+        if (_i == 1)
+                worker_do();
+        if (_i == 2)
+                lose(1);
+        work();
+        ck_assert(pending() == (_i == 1));
+        ck_assert_uint_eq(table_sync(&t, NULL), _i == 1 ? 8 : 0);
+        if (_i == 1)
+                expect_packed(0, 10 + 6 * BT, 2 * BT);
+        else
+                expect_whole();
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).filling, 0);
+        table_close(&t);
+}
+END_TEST
+
 START_TEST(a_lost_worker_is_made_up_for_while_the_scores_are_there) {
         kvd_ref score = score_block(a);
 
@@ -664,6 +709,7 @@ SUITE("compact", FIXTURE(setup, teardown),
             a_worker_that_cannot_leaves_it_as_it_was),
       LOOPS(5, a_sequence_that_ends_meanwhile_leaves_nothing,
             a_sequence_that_ends_meanwhile_leaves_the_client_its_scores),
+      LOOPS(3, scores_that_are_sealed_meanwhile_harm_nobody),
       TESTS(a_worker_gets_the_scores_after_the_blocks, an_entry_without_scores_of_its_own_is_named,
             borrowed_shared_and_approximate_entries_have_no_scores,
             blocks_that_cannot_hold_the_scores_are_refused,

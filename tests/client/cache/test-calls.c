@@ -145,6 +145,7 @@ static int calls_that_go_on(struct held *h) {
         REFUSED(kvd_sequence_cool(h->sequence, 1, &slot, KVD_COOL_VAGUE));
         REFUSED(kvd_sequence_revive(h->sequence, 1, &slot, KVD_REVIVE_EXACT));
         REFUSED(kvd_sequence_compact(h->sequence, 0, 1, 1, NULL));
+        REFUSED(kvd_sequence_compact(h->sequence, 0, 1, 1, &(struct kvd_scores){&h->more, 1}));
         REFUSED(kvd_sequence_critical(h->sequence, 1, &h->more, 1, 1, 1));
         REFUSED(kvd_sequence_sharing(h->sequence, bytes, bytes));
         kvd_sequence_use(h->sequence, 0, 1, 1);
@@ -219,6 +220,7 @@ START_TEST(each_call_has_its_own_timeout) {
         HAS_TIME(kvd_sequence_cool(h.sequence, 1, &slot, KVD_COOL_VAGUE));
         HAS_TIME(kvd_sequence_revive(h.sequence, 1, &slot, KVD_REVIVE_EXACT));
         HAS_TIME(kvd_sequence_compact(h.sequence, 0, 1, 1, NULL));
+        HAS_TIME(kvd_sequence_compact(h.sequence, 0, 1, 1, &(struct kvd_scores){&h.more, 1}));
         HAS_TIME(kvd_sequence_critical(h.sequence, 1, &h.more, 1, 1, 1));
         HAS_TIME(kvd_sequence_sharing(h.sequence, bytes, bytes));
         HAS_TIME(kvd_sequence_borrow(h.sequence, &h.pin, 1, own_tokens, tokens));
