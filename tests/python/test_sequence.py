@@ -140,6 +140,8 @@ def test_given_scores_decide_what_stays(space):
     """As a buffer, which is copied to blocks; keydiff is off. The blocks are freed by the sync that brings the result."""
     with space.sequence(8) as sequence:
         scores, rows = scored(space, sequence)
+        with raises(ValueError, "scores must be float32 of shape (2, 3, 43)"):
+            sequence.compact(0, 3, TOKENS + 3, scores[1:])
         assert sequence.compact(0, 3, TOKENS + 3, scores) == 3 and filling() > 0
         until(lambda: sequence.sync() == 3)
         assert filling() == 0

@@ -542,9 +542,17 @@ static uint32_t n_score_blocks(void) {
                                 o.ix->block_bytes);
 }
 
+/* Number of the i-th block of the scores: they are not in the order of memory. */
+static uint32_t score_block(uint32_t i) {
+        return SCORES + n_score_blocks() - 1 - i;
+}
+
 /* The score of token t, as it lies in the blocks. */
 static float *given_score(uint32_t l, uint32_t h, uint32_t t) {
-        return (float *)owner_block(&o, SCORES) + ((size_t)l * o.g.kv_heads + h) * all_tokens() + t;
+        size_t at = (((size_t)l * o.g.kv_heads + h) * all_tokens() + t) * sizeof(float),
+               bytes = o.ix->block_bytes;
+
+        return (float *)(owner_block(&o, score_block((uint32_t)(at / bytes))) + at % bytes);
 }
 
 /* Few values, so that many are equal, and all that are not numbers. */
@@ -637,7 +645,7 @@ static struct owner_job *scored_job(uint32_t keep) {
                 job->items[i].n_tokens = i < SOURCES ? source_tokens(i) : 0;
         }
         for (uint32_t i = 0; i < n_scores; i++)
-                job->items[SOURCES + n_to + i].ref = owner_ref(SCORES + i);
+                job->items[SOURCES + n_to + i].ref = owner_ref(score_block(i));
         memcpy(job->param, (uint32_t[]){SOURCES, n_to, keep, n_scores}, 4 * sizeof(uint32_t));
         return job;
 }
