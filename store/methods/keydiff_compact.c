@@ -2,10 +2,10 @@
 
 /*
  * Compaction packs a range of entries: each layer and KV head keeps its tokens of highest score, by
- * KeyDiff or by the client, in as few blocks as possible. A worker fills the new blocks, which no client has seen yet.
- * Then all changes are proposed to the client together: the first entries of the range get the new
- * blocks, the others are dropped. Nothing changes until the client has taken them, nor if it does
- * not take them, or if something fails.
+ * KeyDiff or by the client, in as few blocks as possible. A worker fills the new blocks, which no
+ * client has seen yet. Then all changes are proposed to the client together: the first entries of
+ * the range get the new blocks, the others are dropped. Nothing changes until the client has taken
+ * them, nor if it does not take them, or if something fails.
  *
  * Room for the new blocks is allocated with the request, so that a full pool refuses the request.
  * An entry that waits (COMPACT_WANTED) has its new block in `other`; once the job is written, the
