@@ -31,12 +31,8 @@ class Reader:
     """Decides what a sequence's tokens see of it, as the space's settings hshare and kvreviver say when it is made. For the
     thread that uses the sequence; keeps the sequence open.
 
-        for each pass
-            reader.begin(behind, n)
-            for each layer
-                table.attend(..., after=reader)
-            reader.end()
-            after the one that completes the prompt: reader.decode(behind)
+    For each pass: begin(), then in each layer Table.attend(..., after=reader), then end(). After the pass that completes the
+    prompt: decode().
 
     heads and scale are those of Table.attend(); frequencies: address of [head_dim / 2] radians per position, for entries with
     a delta. If a block that is needed does not come within timeout_s seconds, attention raises kvd.TimedOut, if there is no room
@@ -68,6 +64,7 @@ class Reader:
         return check(lib.kvd_reader_decode(self._open(), number("behind", behind)))
 
     def stats(self) -> ReaderStats:
+        """Return what it has counted so far."""
         struct = ReaderStatsStruct()
         lib.kvd_reader_stats(self._open(), byref(struct))
         return ReaderStats(*(getattr(struct, name) for name in ReaderStats._fields))
