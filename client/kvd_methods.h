@@ -177,9 +177,10 @@ struct kvd_scores {
  * score of a token is high if its key is unlike the mean direction of all keys in the sequence's
  * resident entries. Entries that are not resident, approximate, shared or busy are skipped.
  *
- * Else *scores has the score of every token, in the order of the entries, n_tokens of each; keydiff
- * may be off. NaN is less than every number; of equal scores, those of later tokens are kept. The
- * entries must all be own, resident and idle ones, and not approximate. The blocks are read until
+ * Else *scores has the score of every token, in the order of the entries, n_tokens of each but none
+ * of KVD_ENTRY_DROPPED; keydiff may be off. NaN is less than every number; of equal scores, those of
+ * later tokens are kept. The other entries must all be own, resident and idle ones, and not
+ * approximate. The blocks are read until
  * kvd_sequence_wait returns, or a sync has changed the entries; free them then, or at once if this
  * call returns 0 or an error. If one is freed or sealed earlier, the entries may stay as they are.
  *

@@ -78,13 +78,13 @@ static int check_range(struct attachment *a, const struct sequence *q,
         return 0;
 }
 
-/* A column of the scores is a token of the range, so none may be left out. */
+/* A column of the scores is a token of the range, so none may be left out. Dropped entries have none. */
 static int check_entries(struct attachment *a, const struct sequence *q,
                          const struct compact_request *req) {
         for (uint32_t i = req->first; i < req->first + req->n; i++) {
                 const struct entry *e = &q->entries[i];
 
-                if (obstacle(e))
+                if (obstacle(e) && !(e->busy == IDLE && e->flags & KVD_ENTRY_DROPPED))
                         return store_refuse(space_store(a->space),
                                             e->busy != IDLE ? -EBUSY : -EINVAL,
                                             "compacting in space '%s' by given scores: entry %u %s",

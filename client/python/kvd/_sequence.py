@@ -201,7 +201,7 @@ class Sequence:
         head; the other entries are DROPPED. Returns how many entries will change.
 
         scores: float32 [layers of a block, kv_heads, tokens], the tokens being those of the entries, Entry.tokens of
-        each, all of them resident. NaN is less than every number; of equal scores, those of later tokens are kept. A
+        each but none of DROPPED ones; the others must be resident. NaN is less than every number; of equal scores, those of later tokens are kept. A
         contiguous array (anything with a buffer, or a CPU tensor of torch) is copied to blocks of the space, which are
         freed when the compaction has arrived. A list of blocks that the caller has filled, one after the other, works
         on a GPU, too; keep them unchanged until then. None: KeyDiff's scores, which are high if a key is unlike the
@@ -227,7 +227,7 @@ class Sequence:
     def _score_blocks(self, first: int, n: int, scores: Any) -> list[Block]:
         """Allocate blocks, and fill them with an array of scores."""
         geometry, size = self.space.geometry, self.space.block_bytes
-        tokens = sum(entry.tokens for entry in self.entries()[first:first + n])
+        tokens = sum(it.tokens for it in self.entries()[first:first + n] if not it.flags & EntryFlags.DROPPED)
         shape = geometry.layers // (geometry.layer_groups or 1), geometry.kv_heads, tokens
         with memory(scores) as (at, given):
             right = tuple(getattr(scores, "shape", shape)) == shape and given == 4 * shape[0] * shape[1] * tokens
