@@ -1296,7 +1296,8 @@ def test_the_example_follows_kvctl(server, space):
 
 
 def main() -> int:
-    tests = [it for name, it in globals().items() if name.startswith("test_")]
+    import transformers_scorers
+    tests = [it for names in (globals(), vars(transformers_scorers)) for name, it in names.items() if name.startswith("test_")]
     with daemon("--pool", "64M") as server, kvd.connect(server.socket) as connection:
         with open_space(connection, ours) as space:
             failed = run(tests, server, space)

@@ -87,6 +87,10 @@ class Table:
         self._ids[:len(rest)] = [*rest]
         self._struct.n_blocks = len(rest)
 
+    def cut(self, n: int) -> None:
+        """Remove all but the first n blocks."""
+        self._struct.n_blocks = min(number("n", n), len(self))
+
     def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
         """Store the keys and values of n tokens from position first on: [n, kv_heads, head_dim], rows ld floats
         apart."""

@@ -24,7 +24,7 @@ import kvd
 
 from .._handle import when_forgotten
 from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows, thread
-from ._transformers_sequence import METHODS, NOTED, Followed, Rows, Sequence, methods_of
+from ._transformers_sequence import METHODS, NOTED, Followed, Keeping, Rows, Scorer, Sequence, methods_of
 
 log = logging.getLogger("kvd.engines.transformers")
 
@@ -69,17 +69,23 @@ def _several(n: int, rows: int) -> str:
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[int], int]], salt: int) -> list[Sequence]:
-    """Return rows that follow the space's methods; none, if there are none, or no daemon for them. A batch finds nothing,
-    because its rows begin together."""
+def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[int], int]], salt: int,
+              keeping: Keeping) -> list[Sequence]:
+    """Return rows that follow the space's methods, or keep what they are asked to; none, if there is nothing to follow, or no
+    daemon. A batch finds nothing, because its rows begin together."""
     made: list[Sequence] = []
-    if not methods_of(space):
+    methods = methods_of(space)
+    if keeping.scorer and not keeping.budget and "keydiff" not in methods:
+        raise ValueError("a scorer without a budget, which may be the cache's or the space's (keydiff=on, keydiff.budget)")
+    if not methods and not keeping.budget:
         return made
+    if keeping.scorer and "kvreviver" in methods:
+        refuse("a scorer in a space with kvreviver=on, where blocks that it must see have left")
     refuse_windows(model)
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 15
     try:
         for row in rows:
-            made.append(Followed(space, *row, salt, most, finds=len(rows) == 1 and not row[1]))
+            made.append(Followed(space, *row, salt, most, finds=len(rows) == 1 and not row[1], keeping=keeping))
     except kvd.Error as error:
         log.warning("kvd: this request follows no method: %s", error)
         for it in made:
@@ -143,7 +149,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.cache._is_cold() and not cap and sinks is None:     # there are only the new tokens
             out, _ = sdpa_attention_forward(module, query, *new, mask, scaling=scale)
             self.cache._note(self.index, query, scale)
+            self.cache._score(self.index, query, new, scale)
         else:
+            self.cache._score(self.index, query, new, scale)
             q, (rows, heads, n, dim) = Rows(query), query.shape
             out = (torch.zeros if self.cache._padded else torch.empty)(rows, n, heads, dim, dtype=torch.float32)
             sink = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
@@ -186,10 +194,16 @@ class KvdCache(Cache):
     padding). Each row begins with the longest stored prefix of all but its last token. generate() and plain calls of the
     model continue behind `found` columns. Caches with different salts share no blocks. close(), the end of a with block,
     or the garbage collector releases all blocks.
+
+    With a budget, each layer and KV head of a row keeps so many tokens, those to which scorer gives the highest scores beside
+    the first and the newest ones, as under keydiff.budget. scorer(layer, queries, keys, values, scale) is called before the
+    attention of a pass that makes a row exceed the budget. queries are [heads, new tokens, head_dim], keys and values [kv_heads,
+    tokens, head_dim]: what each head kept before, and then the new ones. It returns scores [kv_heads, tokens]. None: KeyDiff's,
+    in a space with keydiff=on.
     """
 
     def __init__(self, model: PreTrainedModel, space: kvd.Space, input_ids: Any, *, attention_mask: Any = None,
-                 salt: int = 0):
+                 salt: int = 0, scorer: Scorer | None = None, budget: int = 0):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
         check_space(space, model, follows=METHODS)
@@ -198,7 +212,7 @@ class KvdCache(Cache):
                     " load_prefix() and store()")
         self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
         rows = _rows_of(input_ids, attention_mask)
-        self._sequences = _followed(model, space, rows, salt) or [Sequence(space, *row, salt) for row in rows]
+        self._sequences = _followed(model, space, rows, salt, Keeping(scorer, budget)) or [Sequence(space, *row, salt) for row in rows]
         self._follows = isinstance(self._sequences[0], Followed)
         self._padded = any(it.pad for it in self._sequences)
         self.found = min(it.pad + it.found for it in self._sequences)
@@ -207,6 +221,7 @@ class KvdCache(Cache):
         self._masks: list[tuple[torch.Tensor | None, int]] = []     # checked in this one, with windows
         self._placed = False                    # whether positions were checked in this one
         self._positions: torch.Tensor | None = None     # those that were
+        self._model = weakref.ref(model)
         check = _before_calls(weakref.ref(self))
         hooks = [it.register_forward_pre_hook(check, with_kwargs=True) for it in {model, model.base_model}]
         hooks.append(model.get_input_embeddings().register_forward_pre_hook(_note_ids))
@@ -249,16 +264,21 @@ class KvdCache(Cache):
             for sequence in self._sequences if not self.private else ():
                 sequence.make_room()
         except kvd.Error as error:
-            if self._follows and (rows > 1 or self._padded):  # rows of different lengths
+            row = self._sequences[0]
+            if isinstance(row, Followed) and (rows > 1 or self._padded or row.probing):     # rows of different lengths
                 raise
             log.warning("kvd: this request continues in private memory: %s", error)
             self._leave()
 
     def _end(self) -> None:
         """End a forward pass, after all layers."""
-        self._length, self._placed, self._positions = self._length + self._n, False, None
+        self._placed, self._positions = False, None
         for it in self._sequences:
+            if isinstance(it, Followed) and it.probing:
+                it.end_probe()
+                return
             it.end()
+        self._length += self._n
 
     def _leave(self) -> None:
         """Leave the pool: copy everything to private memory, and release the blocks."""
@@ -295,6 +315,30 @@ class KvdCache(Cache):
         for row, it in rows:
             assert q is not None
             it.note(layer, q, row, query.shape[1], scale)
+
+    def _score(self, layer: int, query: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor], scale: float) -> None:
+        """Let rows that will exceed their budget score what they see."""
+        for row, it in enumerate(self._sequences):
+            n = len(it.new)
+            if isinstance(it, Followed) and n and it.wants_scores():
+                it.score(layer, query[row, :, -n:], (new[0][row, :, -n:], new[1][row, :, -n:]), scale)
+
+    def reduce(self, input_ids: Any, scorer: Scorer, budget: int) -> None:
+        """Keep so many tokens of each layer and KV head, those to which scorer gives the highest scores in a pass of other
+        tokens: input_ids, a row, which the model computes behind those of the cache, and which do not stay (KVzip: the
+        context again). The cache must have been made with a budget, which this replaces, and have one row. Scores of the
+        tokens that do not stay may be left out."""
+        row, model = self._sequences[0], self._model()
+        if not isinstance(row, Followed) or not row.own or len(self._sequences) > 1 or row.moves:
+            raise ValueError("only a cache of one row that was made with a budget can be reduced")
+        if self.private or model is None:
+            return
+        row.keeping, row.probing = Keeping(scorer, budget), True
+        try:
+            with torch.no_grad():
+                model(torch.tensor(_lists(input_ids)), past_key_values=self, logits_to_keep=1)
+        finally:
+            row.keeping, row.probing = Keeping(None, budget), False
 
     def _check_states(self, states: torch.Tensor, heads: int) -> None:
         """Refuse tensors that do not match the geometry, because libkvd gets only their addresses."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -148,6 +148,17 @@ PIECE = 1024        # entries that are compacted at a time, at most
 PATIENCE_S = 10
 
 
+Scorer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+class Keeping(NamedTuple):
+    """What a cache was asked to keep: so many tokens of each layer and head, those to which scorer gives the highest
+    scores."""
+
+    scorer: Scorer | None = None
+    budget: int = 0
+
+
 def methods_of(space: kvd.Space) -> set[str]:
     """Return the methods that rows of this space follow now."""
     on = {it for it in METHODS if space.setting(it)}
@@ -165,9 +176,11 @@ class Followed(Sequence):
     What is computed after that is approximate, and not published. Prompts are, with HShare alone.
     """
 
-    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int, finds: bool):
+    def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int, finds: bool,
+                 keeping: Keeping = Keeping()):
         methods = methods_of(space)
-        self.own = not methods.isdisjoint({"keydiff", "kvreviver"})
+        self.keeping = keeping
+        self.own = bool(keeping.budget) or not methods.isdisjoint({"keydiff", "kvreviver"})
         self.moves = "kvreviver" in methods             # blocks may be missing
         self.looks = not methods.isdisjoint({"kvreviver", "hshare"})
         self.finds = finds and not self.own
@@ -175,6 +188,9 @@ class Followed(Sequence):
         self.decodes = False
         self.used = 0       # tokens that each layer and head has
         self.later = 0      # length at which a compaction that failed is tried again
+        self.scores: list[torch.Tensor] = []    # of the pass in progress, layer by layer: [kv_heads, tokens]
+        self.before: torch.Tensor | None = None         # what was seen before it
+        self.probing = False                            # its tokens will not stay
         super().__init__(space, tokens, pad, salt)
         self.kept = space.sequence(-(-max(most, len(tokens)) // self.size) + 1)
         if self.found:
@@ -236,6 +252,43 @@ class Followed(Sequence):
             self.decodes = True
             self.reader.decode(self.length - self.first)
 
+    # ---- scores ------------------------------------------------------------------------------------------------------
+
+    def _most(self) -> int:
+        """Return the number of tokens that may stay now; 0: all."""
+        if self.keeping.scorer is None and not self.space.setting("keydiff"):
+            return 0
+        return self.keeping.budget or int(self.space.setting("keydiff.budget"))
+
+    def _has_too_many(self, new: int) -> bool:
+        """Return whether more tokens than the budget are there with so many new ones; while decoding, some more may be."""
+        slack = int(self.space.setting("keydiff.slack")) if self.length + new > len(self.prompt) else 0
+        return 0 < self._most() < self.used + new - slack and self.own and self.publishing
+
+    def wants_scores(self) -> bool:
+        due = self.probing or self.length + len(self.new) >= self.later and self._has_too_many(len(self.new))
+        return self.keeping.scorer is not None and due
+
+    def score(self, layer: int, queries: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor], scale: float) -> None:
+        """Let the scorer score what is seen in a layer, before the pass's attention: queries and new keys and values
+        [heads, tokens, dim]."""
+        if layer == 0:
+            self.scores.clear()
+            self.before = self.copy(self.length) if self.length else None
+        before = None if self.before is None else self.before[layer, :, 0]
+        keys, values = (states if before is None else torch.cat([before[i], states], 1) for i, states in enumerate(new))
+        assert self.keeping.scorer
+        self.scores.append(self.keeping.scorer(layer, queries, keys, values, scale).to(torch.float32))
+
+    def end_probe(self) -> None:
+        """End a pass whose tokens do not stay, and keep what it needs."""
+        n = -(-(self.length - self.first) // self.size)
+        self.new = []
+        self.space.free(self.filling[n:])
+        self.table.cut(n)
+        del self.filling[n:]
+        self._reduce()
+
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
@@ -277,9 +330,8 @@ class Followed(Sequence):
     def _reduce(self) -> None:
         """Compact the daemon's table if the row has more tokens than the budget; while it decodes, some more. If that fails,
         because the pool is full, or the daemon busy or gone, it is tried again a block later."""
-        budget = int(self.space.setting("keydiff.budget") if self.space.setting("keydiff") else 0)
-        slack = int(self.space.setting("keydiff.slack")) if self.length > len(self.prompt) else 0
-        if not budget or self.used <= budget + slack:
+        budget = self._most()
+        if not self._has_too_many(0) or self.keeping.scorer and len(self.scores) != self.space.geometry.layers:
             return
         try:
             self._take_changes(0)
@@ -303,11 +355,25 @@ class Followed(Sequence):
 
     def _compact(self, tokens: list[int], first: int, end: int, keep: int) -> None:
         """Keep so many tokens of entries [first, end), of pieces in proportion."""
-        share = keep / max(sum(tokens[first:end]), 1)
+        share, scores = keep / max(sum(tokens[first:end]), 1), self._take_scores()
         for at in range(first, end if share < 1 else first, PIECE):
-            n = min(PIECE, end - at)
-            if self.kept.compact(at, n, max(round(share * sum(tokens[at:at + n])), 1)):
+            n, column = min(PIECE, end - at), sum(tokens[:at])
+            m = sum(tokens[at:at + n])
+            columns = None if scores is None else scores[:, :, column:column + m].contiguous()
+            if self.kept.compact(at, n, max(round(share * m), 1), columns):
                 self._take_changes(PATIENCE_S)
+
+    def _take_scores(self) -> torch.Tensor | None:
+        """Return the scores of what is seen [layers, kv_heads, tokens]; None: KeyDiff's."""
+        if self.keeping.scorer is None:
+            return None
+        g, scores = self.space.geometry, torch.stack(self.scores)
+        self.scores.clear()
+        self.before = None
+        if scores.shape[:2] != (g.layers, g.kv_heads) or scores.shape[2] < self.used:
+            raise ValueError(f"scores of shape {list(scores.shape)} for {g.layers} layers, {g.kv_heads} KV heads and"
+                             f" {self.used} tokens")
+        return scores
 
     def _take_changes(self, patience_s: float) -> None:
         """Wait for what was asked for, and take what has come, also if the rest has not."""
