@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,19 @@ class Daemon(Instance):
     def counters(self, space: str) -> dict[str, int]:
         answer = self.stat("stat", space)
         return {row["name"]: row["value"] for row in answer["counters"]}
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL)
+    return done.stdout.decode().strip() or "unknown"
 
 
 def mean(values: list[float]) -> float:

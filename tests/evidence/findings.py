@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from certainty import Recall, better, chance, difference, reaches
 
 HOLDS, NOT_SHOWN, NOT_REACHED, FAILS = "holds", "not shown", "not reached", "does not hold"
+NOT_TRIED = "not tried"
 
 
 @dataclass

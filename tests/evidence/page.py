@@ -85,6 +85,14 @@ def section(f: Findings) -> str:
             f"<div class='plots'>{plots}</div>{''.join(table(t) for t in f.tables)}")
 
 
+def models(about: dict) -> str:
+    """Which models have measured."""
+    if "model" in about:
+        return f"<code>--model {escape(str(about['model']))}</code>, a pretrained model in transformers"
+    return ("with the small models of the repository (1.5 and 1.9 million parameters, trained on synthetic text), in kvlm, "
+            "beside programs in numpy")
+
+
 def page(findings: list[Findings], about: dict) -> str:
     """The document. `about`: the programs and the machine of the run."""
     links = "".join(f"<a href='#{f.method}'>{escape(f.title)}</a>" for f in findings)
@@ -93,15 +101,13 @@ def page(findings: list[Findings], about: dict) -> str:
     return ("<!doctype html><html lang='en'><meta charset='utf-8'><title>kvd: evidence</title>"
             "<meta name='viewport' content='width=device-width, initial-scale=1'>"
             f"<style>{STYLE}</style><h1>kvd: the five methods, measured</h1>"
-            "<p>Every number on this page was measured by <code>sh tools/evidence</code> with the small models of the "
-            "repository (1.5 and 1.9 million parameters, trained on synthetic text), on the machine that the last table "
-            "names. The methods run as they ship: in a daemon, switched on by <code>kvctl space set</code>, used by kvlm "
-            "through the public calls. Rows marked (numpy), and all others not called kvd, are independent programs on "
-            "the same weights.</p>"
+            f"<p>Every number on this page was measured by <code>sh tools/evidence</code> {models(about)}, on the machine "
+            "that the last table names. The methods run as they ship, in a daemon, switched on by the settings of a space, "
+            "through the public calls. Rows not called kvd are independent programs on the same weights.</p>"
             "<p>A recall has an interval of 95 % (Wilson); differences are on the same questions, with "
             "Newcombe's paired interval and McNemar's exact test; times are medians of seven rounds in which the "
             "contenders take turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are "
-            "outside of these. One look-up task and small models say how the methods compare and whether the machinery "
-            "works, not what a large model loses on your data.</p>"
+            "outside of these. Small models say how the methods compare and whether the machinery works, not what a large "
+            "model loses on your data.</p>"
             f"{verdicts(findings)}<nav>{links}</nav>{''.join(section(f) for f in findings)}"
             f"<h2>Where it was measured</h2>{scrolled(f'<table>{facts}</table>')}</html>\n")

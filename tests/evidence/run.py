@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ import kvreviver
 import memshare
 import together
 from baselines import ask
-from engine import MODEL, ROOT, Failed, Programs
+from engine import MODEL, Failed, Programs, commit, processor
 from findings import HOLDS, Findings
 from page import page
 from progress import Progress
@@ -31,19 +29,6 @@ from svg import beside
 
 PARTS = {"keydiff": keydiff, "kvreviver": kvreviver, "hshare": hshare, "memshare": memshare, "bicache": bicache,
          "together": together}
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL)
-    return done.stdout.decode().strip() or "unknown"
 
 
 def measure(programs: Programs, names: list[str], quick: bool) -> list[Findings]:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge's results as findings: tables of losses and recalls, and claims with their verdicts."""
+
+from __future__ import annotations
+
+from math import exp
+
+from certainty import Recall, better, chance, difference, kept, mean_difference, together
+from findings import (FAILS, HOLDS, NOT_SHOWN, NOT_TRIED, Aim, Claim, Findings, Plot, Table, compared, verdict)
+
+from . import plan
+from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, ROWS, name
+from .ruler import TASKS
+from .store import Store
+
+RIVALS = ("SnapKV", "TOVA", "StreamingLLM")     # those of KeyDiff's paper that keep what attention or a window says
+INDEPENDENT = "KeyDiff (kvpress)"
+LOST = 0.04 / 100       # what KeyDiff's abstract allows
+
+
+class Results:
+    """What the store has of a plan, by row."""
+
+    def __init__(self, store: Store, measured: plan.Plan) -> None:
+        self.store, self.plan = store, measured
+        self.able = {length: plan.able(store, measured, length) for length in measured.lengths}
+
+    def losses(self, row: str) -> dict[str, float]:
+        """Mean negative log likelihoods by text."""
+        return {key[3]: it["loss"] for key, it in self.store.found.items() if key[:2] == (row, plan.LOSS)
+                and key[2] == self.plan.window // 2}
+
+    def lost(self, row: str, other: str = FULL) -> tuple[float, float, int] | None:
+        """How much more than another row, half of the interval, and the number of texts that both have read."""
+        a, b = self.losses(row), self.losses(other)
+        both = sorted(a.keys() & b.keys())
+        return (*mean_difference([a[it] for it in both], [b[it] for it in both]), len(both)) if both else None
+
+    def recall(self, row: str, task: str, length: int) -> Recall | None:
+        return plan.recall(self.store, row, task, length, self.plan.questions)
+
+    def all(self, row: str, length: int) -> Recall | None:
+        """The questions of all tasks that the full cache can do. Each question is there once."""
+        each = [self.recall(row, task, length) for task in self.able.get(length, [])]
+        return together([it for it in each if it]) if each and all(each) else None
+
+
+def more(lost: tuple[float, float, int] | None) -> str | None:
+    return None if lost is None else f"{lost[0]:+.4f} +-{lost[1]:.4f}"
+
+
+def table_of_losses(it: Results, width: int) -> Table:
+    full = it.losses(FULL)
+    table = Table(f"Loss on {len(full)} texts: {it.plan.window // 2} tokens are kept as the row says, the next "
+                  f"{it.plan.window // 2} are scored",
+                  ["what is kept", "of a 16-bit cache", "loss (nats a token)", "perplexity", "more than the full cache"])
+    for row in ROWS:
+        losses = list(it.losses(row.name).values())
+        if losses:
+            mean = sum(losses) / len(losses)
+            table.rows.append([row.name, f"{row.bytes(width):.0%}", f"{mean:.4f}", f"{exp(mean):.2f}",
+                               more(it.lost(row.name))])
+    table.note = ("The difference is the mean over texts, on the same texts, with Student's interval of 95 %. Pieces of "
+                  "one document count as texts. Scored tokens see each other exactly in all rows.")
+    return table
+
+
+def table_of_recalls(it: Results, length: int, width: int) -> Table:
+    able = it.able[length]
+    table = Table(f"Recall at {length} tokens, {it.plan.questions} questions a task",
+                  ["what is kept", "of a 16-bit cache", *TASKS, "all that count", "against the full cache"],
+                  note="Only tasks count of which the full cache answers half: "
+                  f"{', '.join(able) or 'none'}. Of the others, only the full cache was asked.")
+    full = it.all(FULL, length)
+    for row in ROWS:
+        mine = it.all(row.name, length)
+        if mine or row.name == FULL:
+            each = [it.recall(row.name, task, length) for task in TASKS]
+            table.rows.append([row.name, f"{row.bytes(width):.0%}", *(f"{r.value:.2f}" if r else None for r in each),
+                               str(mine) if mine else None, compared(mine, full) if mine and full else None])
+    return table
+
+
+def claim_of_no_loss(it: Results) -> Claim:
+    """KeyDiff in the paper's regime: long contexts, in chunks, little left out."""
+    said = ("Within 0.04 % of the full cache at a budget of 8 K, about 23 % less memory; 1.5 % at 6 K, 33 % less "
+            "(abstract; LongBench, Llama 3.1 8B and 3.2 3B)")
+    words, worse = [], False
+    for share, least in PAPER:
+        for length in it.plan.lengths:
+            mine, full = it.all(name(CHUNKED, share), length), it.all(FULL, length)
+            if length >= least and mine and full:
+                words.append(f"{share:.0%} of {length} tokens {compared(mine, full)}")
+                worse = worse or better(full, mine) is True
+    if not words:
+        return Claim(said, f"contexts here have up to {max(it.plan.lengths)} tokens", NOT_TRIED)
+    return Claim(said, "; ".join(words), FAILS if worse else NOT_SHOWN,
+                 "" if worse else "so few questions cannot show 0.04 %")
+
+
+def claims_of_comparison(it: Results) -> list[Claim]:
+    """KeyDiff against the best of the others, each budget by itself, at the longest length that was asked."""
+    claims = []
+    for length in it.plan.lengths[-1:]:
+        for share in (0.5, 0.25):
+            for form in (KVD, INDEPENDENT, f"KeyDiff in chunks of 128 (kvpress)"):
+                mine = it.all(name(form, share), length)
+                rivals = {r: it.all(name(f"{r} (kvpress)", share), length) for r in RIVALS}
+                rivals = {r: found for r, found in rivals.items() if found}
+                if mine and rivals:
+                    best = max(rivals, key=lambda r: rivals[r].value)   # type: ignore[union-attr]
+                    claims.append(against(form, share, length, mine, best, rivals[best]))   # type: ignore[arg-type]
+    return claims
+
+
+def against(form: str, share: float, length: int, mine: Recall, best: str, other: Recall) -> Claim:
+    result = verdict(better(mine, other))
+    return Claim("Better than attention-based and window policies at equal budgets (Table 1, Fig. 6)",
+                 f"{form}, {share:.0%} of {length} tokens, against {best}, the best of {len(RIVALS)}: "
+                 f"{compared(mine, other)}", result, "the difference may be chance" if result == NOT_SHOWN else "")
+
+
+def aims(it: Results) -> list[Aim]:
+    """kvd's own: the pool changes nothing, and KeyDiff is worth its bytes."""
+    found = []
+    lost = it.lost(FULL_POOL)
+    if lost:
+        found.append(Aim("a full cache in the pool has the loss of transformers alone, within 0.001 nats",
+                         f"{more(lost)}, n = {lost[2]}", "reached" if abs(lost[0]) + lost[1] <= 1e-3 else "missed"))
+    for share, bits in ((0.5, 8), (0.25, 4)):
+        lost = it.lost(name(KVD, share), f"int{bits}, all tokens")
+        if lost:
+            reached = lost[0] <= 0
+            certain = "" if abs(lost[0]) > lost[1] else ", within chance"
+            found.append(Aim(f"KeyDiff with {share:.0%} of the tokens loses no more than int{bits} of all of them",
+                             f"{more(lost)} nats, n = {lost[2]}", f"{'reached' if reached else 'missed'}{certain}",
+                             "" if reached else f"if 16 bits may become {bits}, that keeps more in as many bytes"))
+    return found
+
+
+def plots(it: Results) -> list[Plot]:
+    """Recall against the share of tokens, at each length."""
+    made = []
+    for length in it.plan.lengths:
+        series: dict[str, list[tuple[float, ...]]] = {}
+        full = it.all(FULL, length)
+        for row in ROWS:
+            mine = it.all(row.name, length)
+            if mine and row.share < 1:
+                line = series.setdefault(row.name.rpartition(",")[0], [])
+                line.append((100 * row.share, mine.value, *mine.interval()))
+        if full and series:
+            made.append(Plot(f"Recall at {length} tokens", "tokens kept, % of the context", "recall",
+                             {what: [*sorted(line), (100, full.value)] for what, line in series.items()}, (0, 1.05)))
+    return made
+
+
+def findings(store: Store, measured: plan.Plan, width: int, model: str, form: str) -> Findings:
+    it = Results(store, measured)
+    found = Findings("judge", f"KeyDiff and others, judged by {model}",
+                     f"A pretrained model reads natural text, and hidden facts are asked for ({form}). Every row computes "
+                     "the context exactly, in one pass (or in the chunks that its name has), then keeps what its name says "
+                     "before the question is seen, and keeps all of the question and the answer. Rows called kvd run in "
+                     "transformers in place, through a pool; kvpress's presses and int8 and int4 (a scale and a least "
+                     "number of 16 bits for each token and head, counted) are in transformers' own cache.",
+                     "int8 or int4, if the engine has them. KeyDiff, if keys and values must keep their type and losses "
+                     "like these are affordable: look at the row of your budget.")
+    found.tables = [table_of_losses(it, width), *(table_of_recalls(it, n, width) for n in measured.lengths)]
+    found.claims = [claim_of_no_loss(it), *claims_of_comparison(it)]
+    found.aims, found.plots = aims(it), plots(it)
+    return found
+
+
+def summary(found: Findings) -> str:
+    """Tables, claims and aims as text."""
+    lines = []
+    for table in found.tables:
+        lines += ["", table.title, *(" | ".join("-" if v is None else str(v) for v in row)
+                                     for row in [table.columns, *table.rows]), table.note]
+    lines += ["", *(f"{it.verdict:14} {it.measured}" for it in found.claims),
+              *(f"{it.verdict:14} aim: {it.text}: {it.measured}" for it in found.aims)]
+    return "\n".join(lines)

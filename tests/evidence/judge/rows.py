@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: a row for each way to keep a context. To add one of those kinds, add a line to ROWS.
+
+All rows keep a context before the question is seen, and all of the question and the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALONE, POOL, BITS, PRESS = "transformers", "pool", "bits", "kvpress"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`share` of the context's tokens is kept in every head, or in a mean over heads (KVzip); or all of them in `bits`
+    bits. `chunk`: it is reduced after each so many tokens; 0: once, after all."""
+
+    name: str
+    how: str
+    share: float = 1.0
+    bits: int = 0
+    press: str = ""
+    chunk: int = 0
+    quick: bool = True          # also asked with --quick
+    least: int = 0              # for contexts of at least so many tokens
+
+    def bytes(self, width: int) -> float:
+        """The share of a full cache of 16 bits that it takes, for heads of `width` numbers."""
+        return self.share * (quantised_bytes(self.bits, width) / (2 * width) if self.bits else 1)
+
+
+def quantised_bytes(bits: int, width: int) -> float:
+    """Bytes of a head's key or value of `width` numbers, with a scale and a least number of 16 bits each."""
+    return width * bits / 8 + 4
+
+
+FULL, FULL_POOL = "full cache, transformers", "kvd, full cache"
+
+
+def name(what: str, share: float) -> str:
+    return f"{what}, {share:.0%}"
+
+
+KVD, CHUNKED = "kvd, keydiff=on", "kvd, keydiff=on in chunks of 128"
+PRESSES = ("KeyDiff", "KeyDiff in chunks of 128", "SnapKV", "TOVA", "StreamingLLM", "ExpectedAttention", "KVzip")
+PAPER = ((0.77, 6000), (0.67, 6000))    # shares and the least lengths of the paper's regime of small losses
+ROWS = [
+    Row(FULL, ALONE),
+    Row(FULL_POOL, POOL),
+    *(Row(name(KVD, share), POOL, share) for share in (0.75, 0.5, 0.25)),
+    Row(name(CHUNKED, 0.5), POOL, 0.5, chunk=128),
+    *(Row(name(CHUNKED, share), POOL, share, chunk=128, least=least) for share, least in PAPER),
+    *(Row(f"int{bits}, all tokens", BITS, bits=bits) for bits in (8, 4)),
+    *(Row(name(f"{press} (kvpress)", share), PRESS, share, press=press,
+          quick=share == 0.25 or press not in ("KVzip", "KeyDiff in chunks of 128"))
+      for share in (0.5, 0.25) for press in PRESSES),
+]
+
+
+def chosen(quick: bool, length: int, kvpress: bool) -> list[Row]:
+    return [it for it in ROWS if length >= it.least and (it.quick or not quick) and (kvpress or it.how != PRESS)]
