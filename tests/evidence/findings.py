@@ -3,7 +3,7 @@
 
 A claim holds only if its numbers support exactly that claim: the same amount, in the same direction, at a setting that
 still answers, and beyond chance for that many questions or rounds. Otherwise it is not shown, not reached, or does not
-hold, with the reason.
+hold, with the reason. Claims that were not tried are listed, too.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def claim_better(paper: str, what: str, a: Recall, b: Recall, why: dict[str, str
     """The claim that a's recall is above b's; `why`: {verdict: reason}."""
     result = verdict(better(a, b))
     return Claim(paper, f"{what}: {compared(a, b)}", result, why.get(result, ""))
+
+
+def not_tried(paper: str, why: str) -> Claim:
+    """A claim of a paper that this program does not measure."""
+    return Claim(paper, "not measured", NOT_TRIED, why)
 
 
 def aim_recall(text: str, recall: Recall, least: float, why: str = "") -> Aim:

@@ -11,10 +11,10 @@ except ImportError:
     print("skipped: no numpy")
     sys.exit(77)
 
-from certainty import Recall, Times, better, chance, difference, kept, reaches, wilson
+from certainty import Recall, Times, better, chance, difference, kept, mean_difference, reaches, student, wilson
 from findings import FAILS, HOLDS, NOT_REACHED, NOT_SHOWN, aim_recall
 from hshare import claim_of_speed
-from keydiff import PAPER, RIVALS, claim_of_comparison, claim_of_no_loss
+from keydiff import PRINTED, RIVALS, claim_of_comparison, claim_of_no_loss
 from memshare import claim_of_similarity
 
 
@@ -89,9 +89,24 @@ def test_better_means_than_the_best_of_the_others() -> None:
     def compare(ours: int, best: int) -> str:
         curves = {name: {0.25: recall(0, 40)} for name in RIVALS}
         curves[RIVALS[2]] = {0.25: recall(best, 40)}
-        return claim_of_comparison({**curves, PAPER: {0.25: recall(ours, 40)}}, PAPER, "").verdict
+        return claim_of_comparison({**curves, PRINTED: {0.25: recall(ours, 40)}}, PRINTED).verdict
 
     assert compare(36, 20) == HOLDS and compare(20, 36) == FAILS and compare(36, 35) == NOT_SHOWN
+
+
+def test_a_question_counts_once() -> None:
+    """Twenty questions at three budgets were once counted as sixty."""
+    curves = {name: {budget: recall(0, 20) for budget in (0.125, 0.25, 0.5)} for name in [*RIVALS, PRINTED]}
+    assert "n = 20)" in claim_of_comparison(curves, PRINTED).measured
+
+
+def test_the_mean_of_paired_numbers() -> None:
+    """Student's own example (1908), ten patients: 1.58 more hours of sleep, with a standard error of 0.389."""
+    a, b = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4], [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    mean, half = mean_difference(a, b)
+    assert near(mean, 1.58) and abs(half - 2.262 * 0.3890) < 0.003
+    for degrees, t in ((1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (30, 2.042)):
+        assert abs(student(degrees) / t - 1) < 0.01
 
 
 def main() -> int:

@@ -13,17 +13,14 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from .bits import quantised
 from .rows import ALONE, BITS, Row
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]        # keys and values: [1, heads, tokens, width]
 
 
-def quantised(states: torch.Tensor, bits: int) -> torch.Tensor:
-    """The numbers again, after each token of each head had `bits` bits for a number, and a scale and a least number of 16."""
-    least = states.amin(-1, keepdim=True).to(torch.float16).to(states.dtype)
-    scale = ((states.amax(-1, keepdim=True) - least) / (2 ** bits - 1)).to(torch.float16).to(states.dtype)
-    scale = scale.clamp(min=torch.finfo(torch.float16).tiny)
-    return ((states - least) / scale).round().clamp(0, 2 ** bits - 1) * scale + least
+def fewer_bits(states: torch.Tensor, bits: int) -> torch.Tensor:
+    return torch.from_numpy(quantised(states.numpy(), bits))
 
 
 def press_of(row: Row) -> Any:
@@ -86,7 +83,7 @@ class Context:
         if row.how == ALONE:
             yield Kept(self.model, self.layers, len(self.ids))
         elif row.how == BITS:
-            layers = [(quantised(k, row.bits), quantised(v, row.bits)) for k, v in self.layers]
+            layers = [(fewer_bits(k, row.bits), fewer_bits(v, row.bits)) for k, v in self.layers]
             yield Kept(self.model, layers, len(self.ids))
         elif runs_itself(row):
             yield from self._run(row)

@@ -102,8 +102,10 @@ class Maker:
         common = self.rng.sample(CITIES, COMMON)
         intro = "Below is a numbered list of words. Memorize the ones that appear most often."
         words, room = common * REPEATS, self.length - self.count(intro)
-        size = max(len(words) + 1, room // max(1, self.count(" 10. harbor") + 1))
-        words += own[:size - len(words)]
+        room -= sum(self.count(f" 100. {word}") for word in words)
+        while own and room >= (size := self.count(f" 100. {own[-1]}")):
+            words.append(own.pop())
+            room -= size
         self.rng.shuffle(words)
         listed = " ".join(f"{i}. {word}" for i, word in enumerate(words, 1))
         return Question("common words", f"{intro}\n\n{listed}", f"What are the {COMMON} most common words in the list?",

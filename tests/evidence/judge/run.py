@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[2] / "client/python")]
 
 import torch    # noqa: E402  (these need the paths above)
+from transformers.utils.logging import disable_progress_bar     # noqa: E402
 
 from engine import ROOT, Failed, commit, processor     # noqa: E402
 from page import page       # noqa: E402
@@ -133,6 +134,7 @@ def main() -> int:
     given, began = options(), time.time()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     warnings.filterwarnings("ignore")
+    disable_progress_bar()
     measured = plan.Plan.of(given.quick, tuple(int(it) for it in given.lengths.split(",") if it))
     given.out.mkdir(parents=True, exist_ok=True)
     store = Store(given.out / "judge.jsonl", commit(), given.model)

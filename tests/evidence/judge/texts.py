@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 # Macros of manual pages whose arguments are no prose; others are words around their arguments.
-SILENT = {"Dd", "Dt", "Os", "Bl", "El", "Bd", "Ed", "Rs", "Re", "Sx", "Bk", "Ek", "ie", "el", "if", "de", "nh", "ad"}
+SILENT = {"Sh", "Ss", "Dd", "Dt", "Os", "Bl", "El", "Bd", "Ed", "Rs", "Re", "Sx", "Bk", "Ek", "ie", "el", "if", "de", "nh", "ad"}
 CALLED = re.compile(r"[A-Z][a-z]")      # macros that a line calls among its words
 SPECIAL = {r"\&": "", r"\-": "-", r"\e": "\\", r"\(em": "-", r"\(mc": "micro", r"\(dq": '"', r"\(aq": "'"}
 
 
 def plain(page: str) -> str:
     """The prose of a manual page, one paragraph a line, with an empty line between."""
-    paragraphs, words = [], []
+    paragraphs, words, name = [], [], ""    # type: ignore[var-annotated]
     for line in [*page.splitlines(), ".Pp"]:
         if line.startswith(('.\\"', "'\\\"")):
             continue
@@ -23,6 +23,9 @@ def plain(page: str) -> str:
             if macro in ("Pp", "Sh", "Ss", "It", "br", "sp"):
                 paragraphs.append(" ".join(words))
                 words = []
+            if macro == "Nm":
+                name = name or " ".join(rest)
+                rest = rest or [name]
             if macro in SILENT:
                 continue
             line = " ".join(word for word in rest if not CALLED.fullmatch(word))

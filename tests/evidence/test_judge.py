@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge of tools/evidence --model without a model: its texts and tasks, its store after a cut, what it asks for, and its
+verdicts and page from a made-up result."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: no numpy")
+    sys.exit(77)
+
+from findings import FAILS, HOLDS, NOT_SHOWN, NOT_TRIED
+from judge import plan, results, rows, ruler, texts
+from judge.bits import quantised
+from judge.rows import FULL, FULL_POOL, KVD, Row, name
+from judge.store import Store
+from page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+PROSE = texts.sentences(texts.read(texts.standard(ROOT)))
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_prose_is_prose() -> None:
+    page = '.\\" no\n.Sh NAME\n.Nm kvd\n.Nd a daemon\n.Pp\n.Nm\n\\fIowns\\fP memory of\n.Ql 4\\-bit\nnumbers\n.Pq see Xr kvd 8 .\n'
+    assert texts.plain(page) == "kvd a daemon\n\nkvd owns memory of 4-bit numbers see kvd 8."
+    assert len(PROSE) > 300 and not [it for it in PROSE if "\\f" in it or it.startswith(".")]
+
+
+def test_windows_take_turns_and_do_not_overlap() -> None:
+    found = texts.windows({"long": list(range(100)), "short": list(range(25)), "none": []}, 20, 5)
+    assert [it for it, _ in found] == ["long 0", "short 0", "long 1", "long 2", "long 3"]
+    assert found[2][1] == list(range(20, 40)) and all(len(ids) == 20 for _, ids in found)
+
+
+def test_an_answer_is_hidden_once() -> None:
+    for task in ruler.TASKS:
+        for number in range(5):
+            it = ruler.question(task, PROSE, 700, words, number)
+            assert it == ruler.question(task, PROSE, 700, words, number), f"{task} is not the same again"
+            assert it != ruler.question(task, PROSE, 700, words, number + 1)
+            assert 0.85 * 700 < words(it.context) <= 700, f"{task} has {words(it.context)} words"
+            assert it.right(f": {', '.join(it.answers)}.") and not it.right("none") and not it.right(it.answers[0] + "0")
+            tracked = {"common words": ruler.REPEATS}
+            for i, answer in enumerate(it.answers):
+                expected = tracked.get(task, 2 if task == "variable tracking" and i < len(it.answers) - 1 else 1)
+                there = re.findall(r"\w+", it.context).count(answer)
+                assert there == expected, f"{answer} is {there} times in {task}"
+
+
+def test_several_answers_are_all_wanted() -> None:
+    it = ruler.question("several values", PROSE, 300, words, 0)
+    assert len(it.answers) == 2 and not it.right(it.answers[0]) and it.right(" ".join(reversed(it.answers)))
+
+
+def test_bytes_are_counted() -> None:
+    """Scales and least numbers of 16 bits: 4 bytes for the 64 numbers of a head's key."""
+    by_bits = {it.bits: it.bytes(64) for it in rows.ROWS if it.bits}
+    assert by_bits == {8: (64 + 4) / 128, 4: (32 + 4) / 128}
+    assert Row("", rows.POOL, 0.25).bytes(64) == 0.25
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len({it.name for it in rows.ROWS}) == len(rows.ROWS)
+    short, long = ({it.name for it in rows.chosen(False, n, True)} for n in (1024, 7800))
+    assert {it.name for it in rows.ROWS} == long > short
+    assert not any("kvpress" in it.name for it in rows.chosen(True, 1024, False))
+
+
+SMALL = plan.Plan((1024, 7800), 8, 4, 64, 1, False)
+TEXTS = ["a 0", "a 1", "b 0", "b 1"]
+
+
+def asked(store: Store, right: Callable[[Row, str, int], bool], most: int = 1 << 30) -> int:
+    """Runs the plan with made-up answers, until so many were given. Returns their number."""
+    count = 0
+
+    def ask(chosen: list[Row], task: str, length: int, question: str) -> None:
+        nonlocal count
+        for row in chosen:
+            if count == most:
+                raise KeyboardInterrupt
+            count += 1
+            lost = (1 - row.share) / 5 + (0.01 if row.bits == 4 else 0) + len(question) / 100 + int(question[-1]) / 10
+            store.add(row.name, task, length, question, {"loss": 3 + lost} if task == plan.LOSS else {
+                "right": right(row, task, int(question)), "said": ""})
+
+    try:
+        plan.go(store, SMALL, lambda length: rows.chosen(False, length, True), TEXTS, ask, lambda _: None)
+    except KeyboardInterrupt:
+        pass
+    return count
+
+
+def by_share(row: Row, task: str, number: int) -> bool:
+    """Common words cannot be done; a row with half of the tokens or less answers nothing, but StreamingLLM's all."""
+    return task != "common words" and (row.share > 0.6 or "StreamingLLM" in row.name)
+
+
+def test_a_cut_run_goes_on(folder: Path) -> None:
+    path = folder / "judge.jsonl"
+    assert asked(Store(path, "c", "m"), by_share, 100) == 100
+    with path.open("ab") as file:
+        file.write(b'{"commit": "c", "mod')       # the cut came while a line was written
+    rest = asked(Store(path, "c", "m"), by_share)
+    whole = asked(Store(folder / "whole.jsonl", "c", "m"), by_share)
+    assert 100 + rest == whole
+    assert asked(Store(path, "c", "m"), by_share) == 0, "what is there was measured again"
+    assert Store(path, "c", "m").found == Store(folder / "whole.jsonl", "c", "m").found
+    assert Store(path, "d", "m").found == Store(path, "c", "n").found == {}, "another commit's or model's"
+
+
+def test_tasks_that_the_full_cache_cannot_do_claim_nothing(folder: Path) -> None:
+    store = Store(folder / "able.jsonl", "c", "m")
+    asked(store, by_share)
+    assert plan.able(store, SMALL, 1024) == [it for it in ruler.TASKS if it != "common words"]
+    assert {row for row, task, *_ in store.found if task == "common words"} == {FULL}
+    it = results.Results(store, SMALL)
+    assert it.all(FULL, 1024).n == 8 * 4 and it.all(name(KVD, 0.5), 1024).value == 0
+
+
+def test_the_form_that_is_answered_best_is_taken(folder: Path) -> None:
+    store = Store(folder / "form.jsonl", "c", "m")
+    for task in ruler.TASKS:
+        for form in ("a", "b"):
+            store.add(FULL, f"{plan.TRIAL}{task}, {form}", 1024, "0", {"right": form == "b" and task == "several keys"})
+    assert plan.form(store, ["a", "b"], SMALL) == "b" and plan.form(store, ["a"], SMALL) == "a"
+
+
+def test_verdicts_and_page(folder: Path) -> None:
+    store = Store(folder / "page.jsonl", "c", "m")
+    asked(store, by_share)
+    found = results.findings(store, SMALL, 64, "made-up", "completion")
+    regime, *against = found.claims
+    assert regime.verdict == NOT_SHOWN and "77% of 7800" in regime.measured and "n = 32)" in regime.measured
+    assert {it.verdict for it in against} == {FAILS} and all("StreamingLLM" in it.measured for it in against)
+    same, *cheaper = found.aims
+    assert same.verdict == "reached" and {it.verdict for it in cheaper} == {"missed"}
+    losses = {row[0]: row for row in found.tables[0].rows}
+    assert losses[FULL_POOL][4].startswith("+0.0000") and losses[name(KVD, 0.5)][4].startswith("+0.1000")
+    html = page([found], {"commit": "c", "model": "made-up"})
+    assert "made-up" in html and html.count("<tr>") > 60 and HOLDS not in {it.verdict for it in found.claims}
+    short = results.findings(store, plan.Plan((1024,), 8, 4, 64, 1, True), 64, "made-up", "completion")
+    assert short.claims[0].verdict == NOT_TRIED
+
+
+def test_quantised_numbers() -> None:
+    """Each number is off by half a step at most, besides the rounding of the least number and the scale to 16 bits."""
+    states = np.random.default_rng(1).normal(0, 4, (1, 3, 50, 64)).astype(np.float32)
+    for bits in (8, 4):
+        again = quantised(states, bits)
+        step = (states.max(-1, keepdims=True) - states.min(-1, keepdims=True)) / (2 ** bits - 1)
+        assert (np.abs(again - states) <= step / 2 + np.abs(states).max() / 512).all()
+        assert np.abs(again - states).max() > 0.4 * step.max(), "nothing was rounded"
+        assert max(len(set(row.tolist())) for row in again[0, 0]) <= 2 ** bits
+    flat = np.full((1, 2, 64), 0.5, np.float32)
+    assert (quantised(flat, 4) == flat).all()
+
+
+def main() -> int:
+    tests = [value for name, value in globals().items() if name.startswith("test_")]
+    for test in tests:
+        with tempfile.TemporaryDirectory(prefix="kvd-judge-") as folder:
+            test(*[Path(folder)][:test.__code__.co_argcount])
+        print(f"ok {test.__name__}")
+    return 0 if tests else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
