@@ -210,5 +210,5 @@ def claim_of_speed(recall: dict[str, Recall], times: dict[str, Times], dense: Re
     words = f"{best}: {speed[best]} x dense's speed at recall {recall[best]} (dense {dense}); {words}"
     reached = speed[best].at_least(8.6)
     return Claim(SPEED, words, {True: HOLDS, False: NOT_REACHED, None: NOT_SHOWN}[reached],
-                 "" if reached else f"it cannot be reached here, with batch 1 and {SHARE:.0%} of {length} tokens: reading "
-                 f"takes {SHARE:.0%} of dense's time at least, and selecting comes on top")
+                 "" if reached else f"it cannot be reached here, with batch 1 and {SHARE:.0%} of {length} tokens: "
+                 f"reading takes {SHARE:.0%} of dense's time at least, and selecting comes on top")

@@ -62,7 +62,7 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                   "All work in chunks of 128 prompt tokens and evict after each, before the question is known. "
                   "\"SnapKV, knowing the question\" is SnapKV as published: it keeps everything until the whole prompt, "
                   "including the question at its end, has been read. int4 gets as many bytes as the budget's tokens "
-                  "take in float32, the model's own type; compared with 16-bit types it would keep half as many tokens. "
+                  "take in float32, the model's own type; of 16-bit types' bytes it would keep half as many tokens. "
                   f"\"{PRINTED}\" is the paper's rule alone; {PAPER} has its settings, but always keeps the block that "
                   "is not full.")
     old = Table("The pool, and kvlm's private form that it replaced", ["form", *(f"{b:.1%}" for b in BUDGETS)],
@@ -103,4 +103,5 @@ def claim_of_comparison(curves: dict[str, dict[float, Recall]], ours: str) -> Cl
     result = verdict(better(mine, others[best]))
     return Claim(f"Better than attention-based and window policies at equal budgets (Table 1, Fig. 6): {ours}",
                  f"with {COMPARED:.0%} of the tokens, against {best}, the best of {len(RIVALS)}: "
-                 f"{compared(mine, others[best])}", result, "the difference may be chance" if result == NOT_SHOWN else "")
+                 f"{compared(mine, others[best])}", result,
+                 "the difference may be chance" if result == NOT_SHOWN else "")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of tools/evidence --model without a model: its texts and tasks, its store after a cut, what it asks for, and its
-verdicts and page from a made-up result."""
+"""The judge of tools/evidence --model without a model: its texts and tasks, its store after a cut, what it asks for,
+and its verdicts and page from a made-up result."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def words(text: str) -> int:
 
 
 def test_prose_is_prose() -> None:
-    page = '.\\" no\n.Sh NAME\n.Nm kvd\n.Nd a daemon\n.Pp\n.Nm\n\\fIowns\\fP memory of\n.Ql 4\\-bit\nnumbers\n.Pq see Xr kvd 8 .\n'
-    assert texts.plain(page) == "kvd a daemon\n\nkvd owns memory of 4-bit numbers see kvd 8."
+    manual = ('.\\" no\n.Sh NAME\n.Nm kvd\n.Nd a daemon\n.Pp\n.Nm\n\\fIowns\\fP memory of\n.Ql 4\\-bit\nnumbers\n'
+              '.Pq see Xr kvd 8 .\n')
+    assert texts.plain(manual) == "kvd a daemon\n\nkvd owns memory of 4-bit numbers see kvd 8."
     assert len(PROSE) > 300 and not [it for it in PROSE if "\\f" in it or it.startswith(".")]
 
 
@@ -50,7 +51,8 @@ def test_an_answer_is_hidden_once() -> None:
             assert it == ruler.question(task, PROSE, 700, words, number), f"{task} is not the same again"
             assert it != ruler.question(task, PROSE, 700, words, number + 1)
             assert 0.85 * 700 < words(it.context) <= 700, f"{task} has {words(it.context)} words"
-            assert it.right(f": {', '.join(it.answers)}.") and not it.right("none") and not it.right(it.answers[0] + "0")
+            assert it.right(f": {', '.join(it.answers)}.")
+            assert not it.right("none") and not it.right(it.answers[0] + "0")
             tracked = {"common words": ruler.REPEATS}
             for i, answer in enumerate(it.answers):
                 expected = tracked.get(task, 2 if task == "variable tracking" and i < len(it.answers) - 1 else 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts kept in transformers' own caches: whole, quantised, or as kvpress chooses. One exact pass over a context serves
-all of them, since they only differ in what they leave of its keys and values.
+"""Contexts kept in transformers' own caches: whole, quantised, or as kvpress chooses. One exact pass over a context
+serves all of them, since they only differ in what they leave of its keys and values.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Context:
 
 
 def has_kvpress() -> bool:
-    """Whether kvpress can be used. It replaces transformers' attention functions, and must come before kvd's is there."""
+    """Whether kvpress is there. It patches transformers' attention functions, and must come before kvd's is there."""
     logging.getLogger("kvpress").setLevel(logging.ERROR)
     try:
         import kvpress  # noqa: F401

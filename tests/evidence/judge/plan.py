@@ -68,8 +68,8 @@ Ask = Callable[[list[Row], str, int, str], None]        # rows, task, length, qu
 
 def go(store: Store, plan: Plan, rows: Callable[[int], list[Row]], texts: list[str], ask: Ask,
        log: Callable[[str], None]) -> None:
-    """Ask what is missing: texts of perplexity, then at each length all tasks of the full cache, and what it can answer of
-    all rows."""
+    """Ask what is missing: texts of perplexity, then at each length all tasks of the full cache, and what it can answer
+    of all rows."""
     def part(chosen: list[Row], task: str, length: int, questions: list[str]) -> None:
         for question in questions:
             left = missing(store, chosen, task, length, question)

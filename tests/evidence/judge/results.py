@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from math import exp
 
-from certainty import Recall, better, chance, difference, kept, mean_difference, together
-from findings import (FAILS, HOLDS, NOT_SHOWN, NOT_TRIED, Aim, Claim, Findings, Plot, Table, compared, verdict)
+from certainty import Recall, better, mean_difference, together
+from findings import FAILS, NOT_SHOWN, NOT_TRIED, Aim, Claim, Findings, Plot, Table, compared, verdict
 
 from . import plan
 from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, ROWS, name
@@ -15,7 +15,6 @@ from .store import Store
 
 RIVALS = ("SnapKV", "TOVA", "StreamingLLM")     # those of KeyDiff's paper that keep what attention or a window says
 INDEPENDENT = "KeyDiff (kvpress)"
-LOST = 0.04 / 100       # what KeyDiff's abstract allows
 
 
 class Results:
@@ -53,15 +52,16 @@ def table_of_losses(it: Results, width: int) -> Table:
     full = it.losses(FULL)
     table = Table(f"Loss on {len(full)} texts: {it.plan.window // 2} tokens are kept as the row says, the next "
                   f"{it.plan.window // 2} are scored",
-                  ["what is kept", "of a 16-bit cache", "loss (nats a token)", "perplexity", "more than the full cache"])
+                  ["what is kept", "of a 16-bit cache", "loss (nats a token)", "perplexity",
+                   "more than the full cache"])
     for row in ROWS:
         losses = list(it.losses(row.name).values())
         if losses:
             mean = sum(losses) / len(losses)
             table.rows.append([row.name, f"{row.bytes(width):.0%}", f"{mean:.4f}", f"{exp(mean):.2f}",
                                more(it.lost(row.name))])
-    table.note = ("The difference is the mean over texts, on the same texts, with Student's interval of 95 %. Pieces of "
-                  "one document count as texts. Scored tokens see each other exactly in all rows.")
+    table.note = ("The difference is the mean over texts, on the same texts, with Student's interval of 95 %. Pieces "
+                  "of one document count as texts. Scored tokens see each other exactly in all rows.")
     return table
 
 
@@ -103,7 +103,7 @@ def claims_of_comparison(it: Results) -> list[Claim]:
     claims = []
     for length in it.plan.lengths[-1:]:
         for share in (0.5, 0.25):
-            for form in (KVD, INDEPENDENT, f"KeyDiff in chunks of 128 (kvpress)"):
+            for form in (KVD, INDEPENDENT, "KeyDiff in chunks of 128 (kvpress)"):
                 mine = it.all(name(form, share), length)
                 rivals = {r: it.all(name(f"{r} (kvpress)", share), length) for r in RIVALS}
                 rivals = {r: found for r, found in rivals.items() if found}
@@ -158,13 +158,14 @@ def plots(it: Results) -> list[Plot]:
 def findings(store: Store, measured: plan.Plan, width: int, model: str, form: str) -> Findings:
     it = Results(store, measured)
     found = Findings("judge", f"KeyDiff and others, judged by {model}",
-                     f"A pretrained model reads natural text, and hidden facts are asked for ({form}). Every row computes "
-                     "the context exactly, in one pass (or in the chunks that its name has), then keeps what its name says "
-                     "before the question is seen, and keeps all of the question and the answer. Rows called kvd run in "
-                     "transformers in place, through a pool; kvpress's presses and int8 and int4 (a scale and a least "
-                     "number of 16 bits for each token and head, counted) are in transformers' own cache.",
-                     "int8 or int4, if the engine has them. KeyDiff, if keys and values must keep their type and losses "
-                     "like these are affordable: look at the row of your budget.")
+                     f"A pretrained model reads natural text, and hidden facts are asked for ({form}). Every row "
+                     "computes the context exactly, in one pass, and then keeps what its name says, before the "
+                     "question is seen; kvd's rows in chunks do so after each chunk, and compute the next with what "
+                     "was kept. All rows keep the question and the answer whole. Rows called kvd run in transformers "
+                     "in place, through a pool; kvpress's presses, and int8 and int4 (a scale and a least number of 16 "
+                     "bits for each token and head, counted), are in transformers' own cache.",
+                     "int8 or int4, if the engine has them. KeyDiff, if keys and values must keep their type and "
+                     "losses like these are affordable: look at the row of your budget.")
     found.tables = [table_of_losses(it, width), *(table_of_recalls(it, n, width) for n in measured.lengths)]
     found.claims = [claim_of_no_loss(it), *claims_of_comparison(it)]
     found.aims, found.plots = aims(it), plots(it)

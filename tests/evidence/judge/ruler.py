@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retrieval tasks in the manner of RULER (Hsieh et al. 2024, arXiv:2404.06654), drawn by seed: what is asked for is hidden
-among sentences of natural text. A context never contains an answer but where it was hidden.
+"""Retrieval tasks in the manner of RULER (Hsieh et al. 2024, arXiv:2404.06654), drawn by seed: what is asked for is
+hidden among sentences of natural text. A context never contains an answer but where it was hidden.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Maker:
         return found
 
     def haystack(self, needles: list[str], intro: str) -> str:
-        """So many sentences, from a random place on, that they have about `length` tokens with the needles among them."""
+        """Sentences from a random place on, with the needles among them: about `length` tokens."""
         start, room = self.rng.randrange(len(self.prose)), self.length - self.count(" ".join([intro, *needles]))
         hay: list[str] = []
         while True:

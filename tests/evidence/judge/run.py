@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what ways to keep a context lose, with a pretrained model in transformers and a pool: tools/evidence --model."""
+"""Measures with a pretrained model, in transformers and a pool, what ways to keep a context lose."""
 
 from __future__ import annotations
 

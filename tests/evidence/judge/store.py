@@ -15,7 +15,8 @@ class Store:
     """Results of one commit and one model in a file that has those of others, too."""
 
     def __init__(self, path: Path, commit: str, model: str) -> None:
-        self.path, self.of, self.found = path, {"commit": commit, "model": model}, {}  # type: ignore[var-annotated]
+        self.path, self.of = path, {"commit": commit, "model": model}
+        self.found: dict[Key, dict[str, Any]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 it = json.loads(line)
@@ -25,12 +26,11 @@ class Store:
                 self.found[it["row"], it["task"], it["length"], it["question"]] = it["result"]
         self.before = len(self.found)
 
-    def has(self, *key: str | int) -> bool:
-        return key in self.found
+    def has(self, row: str, task: str, length: int, question: str) -> bool:
+        return (row, task, length, question) in self.found
 
-    def get(self, *key: str | int) -> dict[str, Any]:
-        result: dict[str, Any] = self.found[key]
-        return result
+    def get(self, row: str, task: str, length: int, question: str) -> dict[str, Any]:
+        return self.found[row, task, length, question]
 
     def add(self, row: str, task: str, length: int, question: str, result: dict[str, Any]) -> None:
         """Write a result, on a line of its own even if the file ends in the middle of one."""

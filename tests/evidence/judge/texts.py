@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 # Macros of manual pages whose arguments are no prose; others are words around their arguments.
-SILENT = {"Sh", "Ss", "Dd", "Dt", "Os", "Bl", "El", "Bd", "Ed", "Rs", "Re", "Sx", "Bk", "Ek", "ie", "el", "if", "de", "nh", "ad"}
+SILENT = set("Sh Ss Dd Dt Os Bl El Bd Ed Rs Re Sx Bk Ek ie el if de nh ad".split())
 CALLED = re.compile(r"[A-Z][a-z]")      # macros that a line calls among its words
 SPECIAL = {r"\&": "", r"\-": "-", r"\e": "\\", r"\(em": "-", r"\(mc": "micro", r"\(dq": '"', r"\(aq": "'"}
 
 
 def plain(page: str) -> str:
     """The prose of a manual page, one paragraph a line, with an empty line between."""
-    paragraphs, words, name = [], [], ""    # type: ignore[var-annotated]
+    paragraphs: list[str] = []
+    words: list[str] = []
+    name = ""
     for line in [*page.splitlines(), ".Pp"]:
         if line.startswith(('.\\"', "'\\\"")):
             continue
@@ -62,7 +64,8 @@ def sentences(texts: dict[str, str]) -> list[str]:
 
 def windows(texts: dict[str, list[int]], length: int, count: int) -> list[tuple[str, list[int]]]:
     """Disjoint pieces of `length` tokens with their names: one of each text in turn, as many as there are."""
-    found, at = [], 0
+    found: list[tuple[str, list[int]]] = []
+    at = 0
     while len(found) < count and any(len(ids) >= (at + 1) * length for ids in texts.values()):
         found += [(f"{name} {at}", ids[at * length:(at + 1) * length]) for name, ids in texts.items()
                   if len(ids) >= (at + 1) * length]
