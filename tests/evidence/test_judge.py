@@ -74,9 +74,9 @@ def test_bytes_are_counted() -> None:
 
 def test_rows_have_names_of_their_own() -> None:
     assert len({it.name for it in rows.ROWS}) == len(rows.ROWS)
-    short, long = ({it.name for it in rows.chosen(False, n, True)} for n in (1024, 7800))
+    short, long = ({it.name for it in rows.chosen(False, n, rows.PRESSES)} for n in (1024, 7800))
     assert {it.name for it in rows.ROWS} == long > short
-    assert not any("kvpress" in it.name for it in rows.chosen(True, 1024, False))
+    assert not any("kvpress" in it.name for it in rows.chosen(True, 1024, []))
 
 
 SMALL = plan.Plan((1024, 7800), 8, 4, 64, 1, False)
@@ -98,7 +98,7 @@ def asked(store: Store, right: Callable[[Row, str, int], bool], most: int = 1 <<
                 "right": right(row, task, int(question)), "said": ""})
 
     try:
-        plan.go(store, SMALL, lambda length: rows.chosen(False, length, True), TEXTS, ask, lambda _: None)
+        plan.go(store, SMALL, lambda length: rows.chosen(False, length, rows.PRESSES), TEXTS, ask, lambda _: None)
     except KeyboardInterrupt:
         pass
     return count

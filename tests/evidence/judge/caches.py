@@ -16,6 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from .bits import quantised
 from .rows import ALONE, BITS, Row
 
+log = logging.getLogger("judge")
+
 Layers = list[tuple[torch.Tensor, torch.Tensor]]        # keys and values: [1, heads, tokens, width]
 
 
@@ -104,10 +106,24 @@ class Context:
 
 def has_kvpress() -> bool:
     """Whether kvpress is there. It patches transformers' attention functions, and must come before kvd's is there."""
-    logging.getLogger("kvpress").setLevel(logging.ERROR)
+    for name in ("kvpress", "kvpress.presses.kvzip_press"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         import kvpress  # noqa: F401
     except Exception as error:      # whatever an unfitting version raises
-        logging.getLogger("judge").warning("kvpress cannot be used: %r", error)
+        log.warning("kvpress cannot be used: %r", error)
         return False
     return True
+
+
+def working(model: PreTrainedModel, rows: list[Row]) -> set[str]:
+    """The presses that work with this model and this transformers, tried on a short context."""
+    found, ids = set(), list(range(10, 210))
+    for row in {it.press: it for it in rows if it.press}.values():
+        try:
+            with Context(model, ids, [] if runs_itself(row) else [row]).kept(row) as kept:
+                kept.more(ids[:2])
+            found.add(row.press)
+        except Exception as error:      # whatever an unfitting version raises
+            log.warning("kvpress's %s cannot be used: %r", row.press, error)
+    return found

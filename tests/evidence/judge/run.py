@@ -23,7 +23,7 @@ from engine import ROOT, Failed, commit, processor     # noqa: E402
 from page import page       # noqa: E402
 
 from judge import ask, plan, results, rows, ruler, texts     # noqa: E402
-from judge.caches import Context, has_kvpress, runs_itself     # noqa: E402
+from judge.caches import Context, has_kvpress, runs_itself, working     # noqa: E402
 from judge.store import Store       # noqa: E402
 
 
@@ -124,7 +124,8 @@ def measure(given: argparse.Namespace, measured: plan.Plan, store: Store, kvpres
                                     measured.texts))
         asker = Asker(judge, store, texts.sentences(found), pieces)
         asker.choose_form(measured)
-        plan.go(store, measured, lambda length: rows.chosen(measured.quick, length, kvpress), list(pieces), asker, log)
+        presses = working(judge.alone, rows.ROWS) if kvpress else set()
+        plan.go(store, measured, lambda length: rows.chosen(measured.quick, length, presses), list(pieces), asker, log)
     finally:
         judge.pool.close()
     return judge, asker.form
@@ -139,6 +140,8 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     store = Store(given.out / "judge.jsonl", commit(), given.model)
     log(f"{store.before} results of {store.of['commit']} are in {store.path} and are not measured again")
+    if store.of["commit"].endswith("-dirty"):
+        log("there are changes that are not committed: results of other changes to the same commit count as these")
     kvpress = has_kvpress()
     judge, form = measure(given, measured, store, kvpress)
     about = {"commit": store.of["commit"], "model": given.model, "prompts": form,
