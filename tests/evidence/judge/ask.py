@@ -10,7 +10,7 @@ import torch
 from .ruler import Question
 
 CHAT, PLAIN = "chat template", "completion"
-NEW = 32        # tokens of an answer, at most
+ONE, NEW = 12, 32       # tokens of an answer, at most: if one thing is asked for, or several
 MARK = "kvd-context"
 
 
@@ -48,10 +48,10 @@ class Prompts:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def answer(kept: Continued, prompts: Prompts, question: list[int], line: bool = True) -> str:
-    """The greedy answer, up to the end of its line if `line`."""
+def answer(kept: Continued, prompts: Prompts, question: list[int], one: bool) -> str:
+    """The greedy answer, up to the end of its line if `one` thing is asked for."""
     ids = [int(kept.more(question)[-1].argmax())]
-    while len(ids) < NEW and ids[-1] not in prompts.stop and not (line and "\n" in prompts.text(ids)):
+    while len(ids) < (ONE if one else NEW) and ids[-1] not in prompts.stop and not (one and "\n" in prompts.text(ids)):
         ids.append(int(kept.more(ids[-1:])[-1].argmax()))
     return prompts.text(ids)
 

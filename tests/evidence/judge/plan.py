@@ -29,7 +29,7 @@ class Plan:
 
     @staticmethod
     def of(quick: bool, lengths: tuple[int, ...] = ()) -> Plan:
-        return (Plan(lengths or (1024,), 4, 6, 1024, 1, True) if quick
+        return (Plan(lengths or (1024,), 5, 6, 1024, 1, True) if quick
                 else Plan(lengths or (1024, 2048, 4096, 7800), 20, 16, 2048, 3, False))
 
 
