@@ -79,7 +79,7 @@ def test_rows_have_names_of_their_own() -> None:
     assert not any("kvpress" in it.name for it in rows.chosen(True, 1024, []))
 
 
-SMALL = plan.Plan((1024, 7800), 8, 4, 64, 1, False)
+SMALL = plan.Plan((1024, 7800), 8, 4, 64, False)
 TEXTS = ["a 0", "a 1", "b 0", "b 1"]
 
 
@@ -111,19 +111,21 @@ def by_share(row: Row, task: str, number: int) -> bool:
 
 def test_a_cut_run_goes_on(folder: Path) -> None:
     path = folder / "judge.jsonl"
-    assert asked(Store(path, "c", "m"), by_share, 100) == 100
+    assert asked(Store(path, "c", "m", "t"), by_share, 100) == 100
     with path.open("ab") as file:
         file.write(b'{"commit": "c", "mod')       # the cut came while a line was written
-    rest = asked(Store(path, "c", "m"), by_share)
-    whole = asked(Store(folder / "whole.jsonl", "c", "m"), by_share)
+    rest = asked(Store(path, "c", "m", "t"), by_share)
+    whole = asked(Store(folder / "whole.jsonl", "c", "m", "t"), by_share)
     assert 100 + rest == whole
-    assert asked(Store(path, "c", "m"), by_share) == 0, "what is there was measured again"
-    assert Store(path, "c", "m").found == Store(folder / "whole.jsonl", "c", "m").found
-    assert Store(path, "d", "m").found == Store(path, "c", "n").found == {}, "another commit's or model's"
+    assert asked(Store(path, "c", "m", "t"), by_share) == 0, "what is there was measured again"
+    assert Store(path, "c", "m", "t").found == Store(folder / "whole.jsonl", "c", "m", "t").found
+    assert Store(path, "d", "m", "t").found == Store(path, "c", "n", "t").found == {}, "another commit's or model's"
+    assert Store(path, "c", "m", "u").found == {}, "other texts'"
+    assert len({texts.fingerprint(it) for it in ({"a": "b"}, {"a": "c"}, {"b": "b"})}) == 3
 
 
 def test_tasks_that_the_full_cache_cannot_do_claim_nothing(folder: Path) -> None:
-    store = Store(folder / "able.jsonl", "c", "m")
+    store = Store(folder / "able.jsonl", "c", "m", "t")
     asked(store, by_share)
     assert plan.able(store, SMALL, 1024) == [it for it in ruler.TASKS if it != "common words"]
     assert {row for row, task, *_ in store.found if task == "common words"} == {FULL}
@@ -132,15 +134,17 @@ def test_tasks_that_the_full_cache_cannot_do_claim_nothing(folder: Path) -> None
 
 
 def test_the_form_that_is_answered_best_is_taken(folder: Path) -> None:
-    store = Store(folder / "form.jsonl", "c", "m")
+    store = Store(folder / "form.jsonl", "c", "m", "t")
     for task in ruler.TASKS:
         for form in ("a", "b"):
-            store.add(FULL, f"{plan.TRIAL}{task}, {form}", 1024, "0", {"right": form == "b" and task == "several keys"})
-    assert plan.form(store, ["a", "b"], SMALL) == "b" and plan.form(store, ["a"], SMALL) == "a"
+            for number in plan.numbers(plan.TRIALS):
+                right = form == "b" and task == "several keys"
+                store.add(FULL, f"{plan.TRIAL}{task}, {form}", plan.TRIED, number, {"right": right})
+    assert plan.form(store, ["a", "b"]) == "b" and plan.form(store, ["a"]) == "a"
 
 
 def test_verdicts_and_page(folder: Path) -> None:
-    store = Store(folder / "page.jsonl", "c", "m")
+    store = Store(folder / "page.jsonl", "c", "m", "t")
     asked(store, by_share)
     found = results.findings(store, SMALL, 64, "made-up", "completion")
     regime, *against = found.claims
@@ -154,7 +158,7 @@ def test_verdicts_and_page(folder: Path) -> None:
     assert losses[FULL_POOL][4].startswith("+0.0000") and losses[name(KVD, 0.5)][4].startswith("+0.1000")
     html = page([found], {"commit": "c", "model": "made-up"})
     assert "made-up" in html and html.count("<tr>") > 60 and HOLDS not in {it.verdict for it in found.claims}
-    short = results.findings(store, plan.Plan((1024,), 8, 4, 64, 1, True), 64, "made-up", "completion")
+    short = results.findings(store, plan.Plan((1024,), 8, 4, 64, True), 64, "made-up", "completion")
     assert short.claims[0].verdict == NOT_TRIED
 
 

@@ -13,6 +13,7 @@ from .ruler import TASKS
 from .store import Store
 
 LOSS, TRIAL = "perplexity", "trial of "       # tasks' names in the store, besides those of TASKS
+TRIALS, TRIED = 2, 1024     # questions of each task for the choice of a form, and their tokens, the same in all runs
 ABLE = 0.5              # a task claims something if the full cache answers at least this share of it
 
 
@@ -24,13 +25,12 @@ class Plan:
     questions: int
     texts: int
     window: int         # tokens of a text
-    trials: int         # questions of each task for the choice of a form
     quick: bool
 
     @staticmethod
     def of(quick: bool, lengths: tuple[int, ...] = ()) -> Plan:
-        return (Plan(lengths or (1024,), 5, 6, 1024, 1, True) if quick
-                else Plan(lengths or (1024, 2048, 4096, 7800), 20, 16, 2048, 3, False))
+        return (Plan(lengths or (1024,), 5, 6, 1024, True) if quick
+                else Plan(lengths or (1024, 2048, 4096, 7800), 20, 16, 2048, False))
 
 
 def numbers(n: int) -> list[str]:
@@ -55,10 +55,10 @@ def missing(store: Store, rows: list[Row], task: str, length: int, question: str
     return [row for row in rows if not store.has(row.name, task, length, question)]
 
 
-def form(store: Store, forms: list[str], plan: Plan) -> str:
+def form(store: Store, forms: list[str]) -> str:
     """The form of prompts in which the full cache answers most of the trials."""
     def answered(form: str) -> float:
-        each = [recall(store, FULL, f"{TRIAL}{task}, {form}", plan.lengths[0], plan.trials) for task in TASKS]
+        each = [recall(store, FULL, f"{TRIAL}{task}, {form}", TRIED, TRIALS) for task in TASKS]
         return sum(it.value for it in each if it)
     return max(forms, key=answered)
 

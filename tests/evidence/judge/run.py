@@ -85,17 +85,17 @@ class Asker:
             said = ask.answer(kept, prompts, asked, len(it.answers) == 1)
             self.store.add(row.name, key, length, number, {"right": it.right(said), "said": said})
 
-    def choose_form(self, measured: plan.Plan) -> None:
+    def choose_form(self) -> None:
         """The form of prompts that the full cache answers best, on questions that are not asked again."""
-        forms, length = self.judge.prompts.forms, measured.lengths[0]
+        forms = self.judge.prompts.forms
         full = [it for it in rows.ROWS if it.name == rows.FULL]
         for task in ruler.TASKS if len(forms) > 1 else ():
             for form in forms:
                 key = f"{plan.TRIAL}{task}, {form}"
-                for number in plan.numbers(measured.trials):
-                    if plan.missing(self.store, full, key, length, number):
-                        self.question(full, task, key, length, number, form, "trial")
-        self.form = plan.form(self.store, forms, measured)
+                for number in plan.numbers(plan.TRIALS):
+                    if plan.missing(self.store, full, key, plan.TRIED, number):
+                        self.question(full, task, key, plan.TRIED, number, form, "trial")
+        self.form = plan.form(self.store, forms)
 
 
 def log(line: str) -> None:
@@ -113,17 +113,17 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(given: argparse.Namespace, measured: plan.Plan, store: Store, kvpress: bool) -> tuple[Judge, str]:
+def measure(given: argparse.Namespace, measured: plan.Plan, store: Store, found: dict[str, str], kvpress: bool
+            ) -> tuple[Judge, str]:
     from judge import model
     converted = given.model == "smollm2"
     folder = model.smollm2() if converted else Path(given.model)
     judge = Judge(folder, given.build.resolve(), max(*measured.lengths, measured.window) + 512, converted)
     try:
-        found = texts.read(given.text or texts.standard(ROOT))
         pieces = dict(texts.windows({n: judge.prompts.ids(it) for n, it in found.items()}, measured.window,
                                     measured.texts))
         asker = Asker(judge, store, texts.sentences(found), pieces)
-        asker.choose_form(measured)
+        asker.choose_form()
         presses = working(judge.alone, rows.ROWS) if kvpress else set()
         plan.go(store, measured, lambda length: rows.chosen(measured.quick, length, presses), list(pieces), asker, log)
     finally:
@@ -138,12 +138,13 @@ def main() -> int:
     disable_progress_bar()
     measured = plan.Plan.of(given.quick, tuple(int(it) for it in given.lengths.split(",") if it))
     given.out.mkdir(parents=True, exist_ok=True)
-    store = Store(given.out / "judge.jsonl", commit(), given.model)
+    prose = texts.read(given.text or texts.standard(ROOT))
+    store = Store(given.out / "judge.jsonl", commit(), given.model, texts.fingerprint(prose))
     log(f"{store.before} results of {store.of['commit']} are in {store.path} and are not measured again")
     if store.of["commit"].endswith("-dirty"):
         log("there are changes that are not committed: results of other changes to the same commit count as these")
     kvpress = has_kvpress()
-    judge, form = measure(given, measured, store, kvpress)
+    judge, form = measure(given, measured, store, prose, kvpress)
     about = {"commit": store.of["commit"], "model": given.model, "prompts": form,
              "kvpress": version("kvpress") if kvpress else "none", "transformers": version("transformers"),
              "processor": processor(), "threads": torch.get_num_threads(),

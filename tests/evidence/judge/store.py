@@ -12,17 +12,17 @@ Key = tuple[str, str, int, str]     # row, task, length, question
 
 
 class Store:
-    """Results of one commit and one model in a file that has those of others, too."""
+    """Results of one commit, one model and the same texts in a file that has those of others, too."""
 
-    def __init__(self, path: Path, commit: str, model: str) -> None:
-        self.path, self.of = path, {"commit": commit, "model": model}
+    def __init__(self, path: Path, commit: str, model: str, texts: str) -> None:
+        self.path, self.of = path, {"commit": commit, "model": model, "texts": texts}
         self.found: dict[Key, dict[str, Any]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 it = json.loads(line)
             except ValueError:      # the line that was being written when the run was cut
                 continue
-            if all(it[name] == value for name, value in self.of.items()):
+            if all(it.get(name) == value for name, value in self.of.items()):
                 self.found[it["row"], it["task"], it["length"], it["question"]] = it["result"]
         self.before = len(self.found)
 

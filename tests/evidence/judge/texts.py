@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def standard(root: Path) -> list[Path]:
 def read(files: list[Path]) -> dict[str, str]:
     """Names and contents of texts; manual pages as plain text."""
     return {it.name: plain(it.read_text()) if re.fullmatch(r"\.[1-8]", it.suffix) else it.read_text() for it in files}
+
+
+def fingerprint(texts: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
 
 
 def sentences(texts: dict[str, str]) -> list[str]:
