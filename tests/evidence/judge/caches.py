@@ -12,11 +12,16 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .bits import quantised
 from .rows import ALONE, BITS, Row
 
 log = logging.getLogger("judge")
+
+ATTENTION = "judge"     # attn_implementation of models whose contexts are kept here
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]        # keys and values: [1, heads, tokens, width]
 
@@ -36,6 +41,19 @@ def press_of(row: Row) -> Any:
 def runs_itself(row: Row) -> bool:
     """KVzip reads the context again by itself, and hides keys of single heads from attention."""
     return row.press == "KVzip"
+
+
+def attend(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
+           **options: Any) -> Any:
+    """sdpa, without the keys that KVzip hides from single heads. kvpress itself replaces them by others that should get
+    no attention, which it does not always find."""
+    hidden, n, length = getattr(module, "masked_key_indices", None), query.shape[2], key.shape[2]
+    if hidden is not None:
+        _, heads, places = hidden
+        shown = torch.ones(1, key.shape[1], n, length, dtype=torch.bool).tril(length - n)
+        shown[0, heads, :, places] = False
+        mask = shown.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return sdpa_attention_forward(module, query, key, value, mask, **options)
 
 
 class Kept:
@@ -104,8 +122,16 @@ class Context:
                 layer.self_attn.masked_key_indices = None
 
 
+def prepare() -> bool:
+    """Register our attention, and return whether kvpress is there. It patches the attention functions that it finds, so
+    that it must come before ours, and before kvd's."""
+    found = has_kvpress()
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+    return found
+
+
 def has_kvpress() -> bool:
-    """Whether kvpress is there. It patches transformers' attention functions, and must come before kvd's is there."""
     for name in ("kvpress", "kvpress.presses.kvzip_press"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:

@@ -58,6 +58,8 @@ class Maker:
             if room < 0:
                 break
             hay.append(sentence)
+        if len(hay) + 1 < len(needles):
+            raise ValueError(f"{self.length} tokens have no room for {len(needles)} sentences among others")
         for place, needle in sorted(zip(sorted(self.rng.sample(range(len(hay) + 1), len(needles))), needles),
                                     reverse=True):
             hay.insert(place, needle)

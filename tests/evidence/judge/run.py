@@ -23,7 +23,7 @@ from engine import ROOT, Failed, commit, processor     # noqa: E402
 from page import page       # noqa: E402
 
 from judge import ask, plan, results, rows, ruler, texts     # noqa: E402
-from judge.caches import Context, has_kvpress, runs_itself, working     # noqa: E402
+from judge.caches import ATTENTION, Context, prepare, runs_itself, working     # noqa: E402
 from judge.store import Store       # noqa: E402
 
 
@@ -36,7 +36,7 @@ class Judge:
         from judge import model         # after kvpress, which patches what it finds
         from judge.pooled import Pool
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.alone, self.prompts = model.load(folder, "sdpa"), ask.Prompts(tokenizer)
+        self.alone, self.prompts = model.load(folder, ATTENTION), ask.Prompts(tokenizer)
         if converted:
             model.check(self.alone, tokenizer)
         ours = model.load(folder, "kvd")
@@ -143,7 +143,7 @@ def main() -> int:
     log(f"{store.before} results of {store.of['commit']} are in {store.path} and are not measured again")
     if store.of["commit"].endswith("-dirty"):
         log("there are changes that are not committed: results of other changes to the same commit count as these")
-    kvpress = has_kvpress()
+    kvpress = prepare()
     judge, form = measure(given, measured, store, prose, kvpress)
     about = {"commit": store.of["commit"], "model": given.model, "prompts": form,
              "kvpress": version("kvpress") if kvpress else "none", "transformers": version("transformers"),
