@@ -74,8 +74,8 @@ def table_of_recalls(it: Results, length: int, width: int) -> Table:
     full = it.all(FULL, length)
     for row in ROWS:
         mine = it.all(row.name, length)
-        if mine or row.name == FULL:
-            each = [it.recall(row.name, task, length) for task in TASKS]
+        each = [it.recall(row.name, task, length) for task in TASKS]
+        if any(each):
             table.rows.append([row.name, f"{row.bytes(width):.0%}", *(f"{r.value:.2f}" if r else None for r in each),
                                str(mine) if mine else None, compared(mine, full) if mine and full else None])
     return table
