@@ -97,6 +97,7 @@ int reader_wait(struct kvd_reader *r) {
                 r->late = true;
                 r->stats.late++;
         }
+        r->failed = n == -ETIMEDOUT ? 0 : MIN(n, 0);
         reader_refresh(r);
         return n == -ETIMEDOUT ? 1 : MAX(n, 0);
 }
@@ -205,30 +206,60 @@ float *reader_mass(const struct kvd_reader *r) {
         return r->measures ? r->mass : NULL;
 }
 
-int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq) {
+/* Of tokens [first, first + n) of the pass. */
+static int look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq, uint32_t first,
+                uint32_t n) {
         size_t width = (size_t)r->group * r->geometry->head_dim;
 
-        if (layer >= r->geometry->layers)
-                return client_fail(-EINVAL, "layer %u of %u", layer, r->geometry->layers);
         for (uint32_t h = 0; h < r->geometry->kv_heads; h++)
-                reader_look(r, layer, h, q + h * width, ldq);
+                reader_look_at(r, layer, h, q + first * ldq + h * width, ldq, n);
         return MIN(reader_fetch(r), 0);
 }
 
+static int check_pass(const struct kvd_reader *r, uint32_t layer) {
+        if (space_check(r->sequence->space) < 0)
+                return -ECHILD;
+        return layer < r->geometry->layers ?
+                       0 :
+                       client_fail(-EINVAL, "layer %u of %u", layer, r->geometry->layers);
+}
+
+int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq) {
+        int e = check_pass(r, layer);
+
+        return e < 0 ? e : look(r, layer, q, ldq, 0, r->n);
+}
+
+/* Tokens [first, first + n) of the pass. */
+static int attend(struct kvd_reader *r, uint32_t layer, const struct kvd_table *table,
+                  const struct kvd_heads *heads, const float *q, size_t ldq, float *out, size_t ldo,
+                  uint32_t first, uint32_t n) {
+        struct kvd_table piece = *table;
+        struct kvd_seen seen;
+        int e = look(r, layer, q, ldq, first, n);
+
+        if (e < 0)
+                return e;
+        piece.first += first;
+        piece.n = n;
+        reader_seen(r, layer, &seen);
+        return kvd_sequence_attention(&seen, layer, &piece, heads, q + first * ldq, ldq,
+                                      out + first * ldo, ldo);
+}
+
+/* If blocks may be missing, a few tokens at a time, because all of their blocks must fit at once. */
 int kvd_reader_attention(struct kvd_reader *r, uint32_t layer, const struct kvd_table *table,
                          const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                          size_t ldo) {
-        struct kvd_seen seen;
-        int e;
+        uint32_t most = r->ready && r->residency ? READER_PIECE : r->n;
+        int e = check_pass(r, layer);
 
-        if (heads->heads != r->group * r->geometry->kv_heads || table->n != r->n)
-                return client_fail(-EINVAL, "%u heads and %u tokens in a pass of %u and %u",
-                                   heads->heads, table->n, r->group * r->geometry->kv_heads, r->n);
-        e = kvd_reader_look(r, layer, q, ldq);
-        if (e < 0)
-                return e;
-        reader_seen(r, layer, &seen);
-        return kvd_sequence_attention(&seen, layer, table, heads, q, ldq, out, ldo);
+        if (e == 0 && (heads->heads != r->group * r->geometry->kv_heads || table->n != r->n))
+                e = client_fail(-EINVAL, "%u heads and %u tokens in a pass of %u and %u",
+                                heads->heads, table->n, r->group * r->geometry->kv_heads, r->n);
+        for (uint32_t i = 0; e == 0 && i < r->n; i += most)
+                e = attend(r, layer, table, heads, q, ldq, out, ldo, i, MIN(most, r->n - i));
+        return e;
 }
 
 /*
@@ -251,8 +282,11 @@ static void report_use(struct kvd_reader *r) {
 }
 
 int kvd_reader_decode(struct kvd_reader *r, uint32_t behind) {
-        int changed = reader_wait(r), e;
+        int changed, e;
 
+        if (space_check(r->sequence->space) < 0)
+                return -ECHILD;
+        changed = reader_wait(r);
         r->behind = behind;
         r->ready = true;
         e = r->selection ? selection_begin(r) : 0;

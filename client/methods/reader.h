@@ -13,7 +13,10 @@
 #include "kernels/attend.h"
 #include "kernels/hshare.h"
 
-enum { READER_DELTAS = 256 }; /* distinct deltas for which queries are rotated */
+enum {
+        READER_DELTAS = 256, /* distinct deltas for which queries are rotated */
+        READER_PIECE = 16,   /* queries that wait for blocks together */
+};
 
 struct kvd_reader {
         struct kvd_sequence *sequence;
@@ -44,6 +47,7 @@ struct kvd_reader {
         uint32_t decoded;   /* passes since decoding began */
         bool ready;         /* decoding has begun */
         bool late;          /* the pool did not answer in time: do not wait until it does */
+        int failed;         /* result of the last wait, if negative: the daemon is gone */
         bool measures;      /* this pass */
         float *mass;        /* [max_blocks] attention of the pass */
         uint32_t *hits;     /* [max_blocks] scratch */
@@ -110,6 +114,10 @@ void labels_score(struct kvd_reader *, uint32_t layer, uint32_t head, const floa
 void labels_share(struct kvd_reader *, uint32_t head);
 
 /* ---- reader_select.c: HShare ---- */
+
+/* As reader_look, for n tokens from q on. */
+void reader_look_at(struct kvd_reader *, uint32_t layer, uint32_t head, const float *q, size_t ldq,
+                    uint32_t n);
 
 int selection_new(struct kvd_reader *, bool hshare);
 void selection_free(struct kvd_reader *);

@@ -9,6 +9,7 @@
  */
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -17,6 +18,8 @@
 #include "ipc/base/sys.h"
 
 #define MEMORY 0.9f /* factor per token by which a block's score fades */
+
+enum { TRIES = 8 }; /* of fetching blocks that the daemon takes away again */
 
 struct residency {
         double budget;  /* fraction of the blocks that stays */
@@ -74,16 +77,18 @@ static uint32_t budget_of(const struct kvd_reader *p) {
         return MAX((uint32_t)ceil(r->budget * p->n_entries), r->sinks + 2);
 }
 
-/*
- * Whether a block stays: the first and the newest blocks, and those that this sequence may not
- * move.
- */
-static bool stays(const struct kvd_reader *p, uint32_t i) {
-        const struct residency *r = p->residency;
-        uint32_t recent = MAX((uint32_t)lrint(r->recent * budget_of(p)), 1),
-                 flags = p->entries[i].flags;
+/* The first and the newest blocks. */
+static bool is_at_an_end(const struct kvd_reader *p, uint32_t i) {
+        uint32_t recent = MAX((uint32_t)lrint(p->residency->recent * budget_of(p)), 1);
 
-        return i < r->sinks || i + recent >= p->n_entries || !(flags & KVD_ENTRY_OWN) ||
+        return i < p->residency->sinks || i + recent >= p->n_entries;
+}
+
+/* Whether a block is here and stays, or this sequence may not move it. */
+static bool stays(const struct kvd_reader *p, uint32_t i) {
+        uint32_t flags = p->entries[i].flags;
+
+        return (p->entries[i].data && is_at_an_end(p, i)) || !(flags & KVD_ENTRY_OWN) ||
                flags & (KVD_ENTRY_SHARED | KVD_ENTRY_DROPPED);
 }
 
@@ -143,11 +148,16 @@ static bool is_missed(const struct kvd_reader *p, uint32_t i) {
                !(p->entries[i].flags & KVD_ENTRY_DROPPED);
 }
 
+/* Under pressure the daemon may have taken one of those at the ends: it is needed first of all. */
 static bool misses(const struct kvd_reader *p) {
-        for (uint32_t i = 0; i < p->n_entries; i++)
-                if (is_missed(p, i))
-                        return true;
-        return false;
+        bool missed = false;
+
+        for (uint32_t i = 0; i < p->n_entries; i++) {
+                if (!p->entries[i].data && is_at_an_end(p, i))
+                        p->residency->wanted[i] = FLT_MAX;
+                missed |= is_missed(p, i);
+        }
+        return missed;
 }
 
 /*
@@ -183,6 +193,9 @@ static int check_here(const struct kvd_reader *p, uint32_t n) {
 
                 gone += is_missed(p, i) && p->entries[i].flags & KVD_ENTRY_SPILLED;
         }
+        if (gone && p->failed < 0)
+                return client_fail(p->failed,
+                                   "%u blocks that a query needs are gone with their daemon", gone);
         if (gone && p->late)
                 return client_fail(-ETIMEDOUT, "%u blocks that a query needs have not come yet",
                                    gone);
@@ -200,7 +213,7 @@ static void count_resident(struct kvd_reader *p) {
         p->stats.most_resident = MAX(p->stats.most_resident, n);
 }
 
-static int fetch(struct kvd_reader *p) {
+static int fetch_once(struct kvd_reader *p) {
         uint64_t misses_before = p->stats.misses;
         uint32_t fit, n = rank(p, &fit), most = MIN(n, fit);
         int coming = revive(p, most), changed, r;
@@ -214,9 +227,21 @@ static int fetch(struct kvd_reader *p) {
         return r < 0 ? r : changed;
 }
 
+/* Under pressure the daemon may take other blocks meanwhile, which are needed, too. */
+static int fetch(struct kvd_reader *p) {
+        int r = 0;
+
+        for (uint32_t i = 0; i < TRIES && misses(p); i++) {
+                r = fetch_once(p);
+                if (r != -ENOBUFS)
+                        break;
+        }
+        return r;
+}
+
 int residency_fetch(struct kvd_reader *p) {
         uint64_t started = sys_now_ns();
-        int r = misses(p) ? fetch(p) : 0;
+        int r = fetch(p);
 
         memset(p->residency->wanted, 0, p->max_blocks * sizeof *p->residency->wanted);
         p->stats.fetch_ns += sys_now_ns() - started;

@@ -16,6 +16,8 @@
 #include "client/methods/reader.h"
 #include "ipc/base/sys.h"
 
+enum { MOST_ASKED = 1024 }; /* blocks of bits: kvd_sequence_critical takes no more */
+
 struct choice {
         uint32_t *middle; /* slots, ascending */
         uint32_t n_middle;
@@ -280,6 +282,11 @@ static void keep_queries(struct kvd_reader *r, uint32_t layer, uint32_t head, co
 }
 
 void reader_look(struct kvd_reader *r, uint32_t layer, uint32_t head, const float *q, size_t ldq) {
+        reader_look_at(r, layer, head, q, ldq, r->n);
+}
+
+void reader_look_at(struct kvd_reader *r, uint32_t layer, uint32_t head, const float *q, size_t ldq,
+                    uint32_t n) {
         struct selection *s = r->selection;
         uint64_t started;
         struct desk *d;
@@ -299,7 +306,7 @@ void reader_look(struct kvd_reader *r, uint32_t layer, uint32_t head, const floa
         if (is_due(r, layer, head))
                 select_tokens(r, layer, head, q);
         if (r->residency && !d->looked && !need_not_look(r, layer, head))
-                for (uint32_t i = r->n - MIN(r->n, READER_CALIBRATION); i < r->n; i++)
+                for (uint32_t i = 0; i < n; i++)
                         look_at(r, layer, head, q + i * ldq);
         d->ns += sys_now_ns() - started;
 }
@@ -427,6 +434,8 @@ static int ask_sharing(struct kvd_reader *r, const struct sets *sets) {
         uint32_t n = (uint32_t)DIV_UP(bytes, block_bytes);
         int got;
 
+        if (n > MOST_ASKED)
+                return 0;
         s->asked = sys->calloc(n, sizeof *s->asked);
         got = s->asked ? kvd_alloc(r->sequence->space, n, s->asked) : 0;
         s->n_asked = (uint32_t)MAX(got, 0);

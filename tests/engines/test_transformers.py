@@ -28,6 +28,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, ContinuousBatchin
 import kvd
 from common import MODEL, ROOT, daemon, document, run
 from kvd.engines import _transformers_sequence
+from kvd.engines._transformers_sequence import Followed
 from kvd.engines.transformers import KvdCache, load_prefix, open_space, store, use_pool
 
 TOLERANCE = 1e-3
@@ -812,6 +813,39 @@ def test_a_conversation_goes_on_without_most_blocks(server, space):
             assert tokenizer.decode(generate(ours, more, cache, n=6)).startswith(second)
 
 
+def test_a_question_in_the_middle_of_a_call(server, space):
+    """Its answer is right although 60 other tokens follow in the same call, whose queries need other blocks."""
+    tokenizer, (ids, _), (other, _) = AutoTokenizer.from_pretrained(MODEL), *asked(2)
+    same = next(i for i, (a, b) in enumerate(zip(ids, other)) if a != b)
+    question = tokenizer("\n").input_ids + other[same - 20:]
+    with following(server, "middle", kvreviver=1, **{"kvreviver.budget": 0.1}) as own, torch.no_grad():
+        with KvdCache(ours, own, ids) as cache:
+            generate(ours, ids, cache, n=1)
+            got = ours(torch.tensor([question + document(9104, 60)]), past_key_values=cache).logits[0, len(question) - 1]
+        right = alone(torch.tensor([ids + question])).logits[0, -1]
+    assert got.argmax() == right.argmax()
+
+
+def test_a_prompt_in_pieces_under_pressure_is_whole(server, space):
+    """The daemon takes blocks of a row that KeyDiff and KVReviver reduce before its prompt is complete. They come back, or
+    the request ends; no piece is computed without them."""
+    settings = {"keydiff.budget": 640, "kvreviver.budget": 0.2, "pressure.low": 0, "pressure.high": 0.001}
+    with daemon("--pool", "64M") as small, following(small, "pieces", keydiff=1, kvreviver=1, **settings) as own:
+        ids = document(9105, 1024)
+        with KvdCache(ours, own, ids) as cache, suppress(RuntimeError), torch.no_grad():
+            (row,), attend = cache._sequences, Followed.attend
+
+            def watched(self, layer, *given, **form):
+                assert self.decodes or not self._missing(), (self.length, self._missing())
+                return attend(self, layer, *given, **form)
+
+            row.attend = watched.__get__(row)
+            for at in range(0, 1024, 128):
+                ours(torch.tensor([ids[at:at + 128]]), past_key_values=cache)
+                time.sleep(0.3)         # the daemon relieves the pool
+        small.check()
+
+
 def test_missing_blocks_without_a_daemon_end_the_request(server, space):
     """Whether a query needs them, or only its next block has no room: it must not go on without them, and unnoticed."""
     with daemon("--pool", "64M") as small, following(small, "lost", kvreviver=1, **{"kvreviver.budget": 0.1}) as own:
@@ -860,6 +894,66 @@ def test_a_process_whose_blocks_have_left_is_killed(server, space):
 
         assert soon(lambda: left() == (0, 0)), (left(), small.stat("spaces"), small.stat("clients"))
         small.check()
+
+
+# ---- MemShare --------------------------------------------------------------------------------------------------------
+
+END = 272           # the token whose text is an empty line
+
+
+def reasoning(ids: list[int], n: int = 130) -> list[int]:
+    """A step of reasoning."""
+    return [it for it in ids[:n] if it != END] + [END]
+
+
+def test_steps_that_repeat_share_blocks(server, space):
+    """A step that is said again uses the blocks of the first time, at another position. Each step is transformers' own
+    attention over the turned keys; also in private memory, and with the other methods."""
+    assert AutoTokenizer.from_pretrained(MODEL).decode([END]) == "\n\n"
+    (ids, _), = asked(1)
+    prompt, said = ids[:100], reasoning(ids[100:])
+    others = {"alone": {}, "selected": {"hshare": 1, "hshare.top": 10000, "kvreviver": 1, "kvreviver.budget": 1}}
+    for name, more in others.items():
+        with daemon("--pool", "64M") as small, following(small, f"said-{name}", memshare=1, **more) as own, torch.no_grad():
+            with KvdCache(ours, own, prompt, step_ends=[END]) as cache:
+                ours(torch.tensor([prompt]), past_key_values=cache)
+                for _ in range(4):
+                    ours(torch.tensor([said]), past_key_values=cache)
+                (row,) = cache._sequences
+                table = row.kept.stats()
+                assert table.shared >= 10 and table.bytes_saved >= 10 * own.block_bytes, table
+                deltas = [it.delta for it in row.kept.entries() if it.flags & kvd.EntryFlags.SHARED]
+                assert deltas and all(it and it % len(said) == 0 for it in deltas), deltas
+                for i, token in enumerate(document(9300, 300 if name == "alone" else 40)):
+                    if i == 20 and name == "alone":
+                        small.kill()
+                    if not cache.private:
+                        before = seen(cache)
+                    at = cache.get_seq_length()
+                    got, right = step(ours, token, at, cache), step(alone, token, at, before)
+                    assert torch.allclose(got, right, atol=TOLERANCE), (name, i)
+                assert cache.private == (name == "alone")
+            if name != "alone":
+                small.check()
+
+
+def test_what_is_not_compared(server, space):
+    """A model that rotates its keys by other angles; without step_ends, no step is known."""
+    heard, logger = Heard(), logging.getLogger("kvd.engines.transformers")
+    logger.addHandler(heard)
+    logger.setLevel(logging.WARNING)
+    try:
+        for kind, more in (("ours", {}), ("scaled", {"step_ends": [END]})):
+            model = ours if kind == "ours" else small("Llama", rope_parameters={
+                "rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0})
+            with kvd.connect(server.socket) as connection, open_space(connection, model, f"steps-{kind}") as own:
+                own.set("memshare", 1)
+                with KvdCache(model, own, document(9301, 40), **more) as cache:
+                    generate(model, document(9301, 40), cache)
+    finally:
+        logger.removeHandler(heard)
+        logger.setLevel(logging.NOTSET)
+    assert len(heard.lines) == 2 and all("memshare is on" in it for it in heard.lines), heard.lines
 
 
 # ---- continuous batching ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import os
 import sys
 from array import array
 from contextlib import contextmanager
@@ -183,10 +184,12 @@ def test_scores_are_given_back_when_nothing_comes_of_them(space):
         scores, _ = scored(space, sequence)
         assert sequence.compact(0, 3, 3 * TOKENS, scores) == 0 and filling() == 0
         sequence.cool([1], "drop")
-        assert sequence.wait(60) == 1
-        with raises(kvd.Invalid, "entry 1 is not resident"):
+        with raises(kvd.Busy, "entry 1 is busy"):
             sequence.compact(0, 3, TOKENS, scores)
         assert filling() == 0
+        assert sequence.wait(60) == 1
+        with raises(ValueError, "scores must be float32 of shape"):
+            sequence.compact(0, 3, TOKENS, scores)          # dropped entries have none
         assert sequence.compact(0, 1, 1, scores[:LAYERS * HEADS * TOKENS]) == 1
     assert filling() == 0      # closed before it has come
 
@@ -514,6 +517,62 @@ def test_what_a_reader_waits_for_is_a_setting(_space):
         it.prompt()
         it.ask(it.needing() * 0.3)
         assert it.reader.stats().misses and it.sequence.entries()[3].data and it.sequence.stats().resident == 4
+        it.close()
+
+
+def test_each_of_many_queries_brings_back_what_it_needs(_space):
+    """A pass of 40 tokens, of which only the first ones need a block that has left."""
+    with reading(kvreviver=1, **{"kvreviver.wanted": 0.3}) as space:
+        it = Reading(space, [TOKENS] * 8, planted=(50,))
+        it.prompt()
+        if it.sequence.entries()[3].data:
+            it.sequence.cool([3], "spill")
+            it.sequence.wait(600)
+        more = space.alloc(2)
+        it.table.extend(more[0], [block.id for block in more])
+        for layer in range(LAYERS):
+            it.table.write(layer, 0, 40, *(np.zeros((40, HEADS, DIM), "f4").ctypes.data for _ in range(2)), HEADS * DIM)
+        q = np.zeros((40, QUERIES, DIM), "f4")
+        q[:5] = it.needing()[0]
+        out, right = np.empty_like(q), np.empty_like(q)
+        it.reader.begin(40, 40)
+        for after, to in ((it.reader, out), (it.sequence, right)):
+            it.table.attend(0, 0, 40, QUERIES, SCALE, q.ctypes.data, QUERIES * DIM, to.ctypes.data, QUERIES * DIM, after=after)
+        assert it.reader.stats().misses == 1 and (out == right)[:16].all()
+        space.free(more)
+        it.close()
+
+
+def test_the_first_and_the_newest_blocks_come_back_unasked(_space):
+    """The daemon may take them under pressure; no query needs them here."""
+    with reading(kvreviver=1, **{"kvreviver.wanted": 0.9, "kvreviver.budget": 0.5}) as space:
+        it = Reading(space, [TOKENS] * 8)
+        it.prompt()
+        diffuse = np.zeros((LAYERS, QUERIES, DIM), "f4")
+        for slot in (0, 7):
+            it.sequence.cool([slot], "spill")
+            it.sequence.wait(600)
+            assert not it.sequence.entries()[slot].data
+            got = it.ask(diffuse)
+            assert it.sequence.entries()[slot].data and (got == it.seen(diffuse)).all(), slot
+        it.close()
+
+
+def test_a_reader_in_a_forked_child(_space):
+    with reading(kvreviver=1, hshare=1) as space:
+        it = Reading(space, [TOKENS] * 8)
+        it.prompt()
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in (lambda: it.ask(it.needing()), lambda: it.reader.decode(1),
+                         lambda: it.reader.look(0, it.needing().ctypes.data, QUERIES * DIM)):
+                try:
+                    call()
+                except kvd.Forked:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         it.close()
 
 

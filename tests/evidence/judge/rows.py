@@ -15,7 +15,9 @@ ALONE, POOL, BITS, PRESS = "transformers", "pool", "bits", "kvpress"
 @dataclass(frozen=True)
 class Row:
     """`share` of the context's tokens is kept in every head, or in a mean over heads (KVzip); or all of them in `bits`
-    bits. `chunk`: it is reduced after each so many tokens; 0: once, after all."""
+    bits. `chunk`: it is reduced after each so many tokens; 0: once, after all. In the pool: `stays` of the blocks, of which
+    those that leave have a copy elsewhere (KVReviver); `reads` of the tokens are read by each decoded one (HShare); `scorer`
+    decides what is kept, instead of KeyDiff."""
 
     name: str
     how: str
@@ -23,12 +25,15 @@ class Row:
     bits: int = 0
     press: str = ""
     chunk: int = 0
+    stays: float = 1.0
+    reads: float = 1.0
+    scorer: str = ""
     quick: bool = True          # also asked with --quick
     least: int = 0              # for contexts of at least so many tokens
 
     def bytes(self, width: int) -> float:
         """The share of a full cache of 16 bits that it takes, for heads of `width` numbers."""
-        return self.share * (quantised_bytes(self.bits, width) / (2 * width) if self.bits else 1)
+        return self.share * self.stays * (quantised_bytes(self.bits, width) / (2 * width) if self.bits else 1)
 
 
 def quantised_bytes(bits: int, width: int) -> float:
@@ -44,6 +49,8 @@ def name(what: str, share: float) -> str:
 
 
 KVD, CHUNKED = "kvd, keydiff=on", "kvd, keydiff=on in chunks of 128"
+ZIPPED, REVIVED, SELECTED = "kvd, KVzip's scores", "kvd, kvreviver=on", "kvd, hshare=on, reading"
+TOGETHER = "kvd, keydiff=on 75%, of which 50% stay (kvreviver=on), reading 25% (hshare=on)"
 PRESSES = ("KeyDiff", "KeyDiff in chunks of 128", "SnapKV", "TOVA", "StreamingLLM", "ExpectedAttention", "KVzip")
 PAPER = ((0.77, 6000), (0.67, 6000))    # shares and the least lengths of the paper's regime of small losses
 ROWS = [
@@ -51,6 +58,10 @@ ROWS = [
     Row(FULL_POOL, POOL),
     *(Row(name(KVD, share), POOL, share) for share in (0.75, 0.5, 0.25)),
     Row(name(CHUNKED, 0.5), POOL, 0.5, chunk=128),
+    Row(name(ZIPPED, 0.25), POOL, 0.25, scorer="kvzip"),
+    *(Row(name(REVIVED, stays), POOL, stays=stays) for stays in (0.25, 0.1)),
+    *(Row(name(SELECTED, reads), POOL, reads=reads) for reads in (0.25, 0.125)),
+    Row(TOGETHER, POOL, 0.75, stays=0.5, reads=0.25),
     *(Row(name(CHUNKED, share), POOL, share, chunk=128, least=least) for share, least in PAPER),
     *(Row(f"int{bits}, all tokens", BITS, bits=bits) for bits in (8, 4)),
     *(Row(name(f"{press} (kvpress)", share), PRESS, share, press=press,

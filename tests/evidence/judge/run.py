@@ -40,7 +40,7 @@ class Judge:
         if converted:
             model.check(self.alone, tokenizer)
         ours = model.load(folder, "kvd")
-        self.pool = Pool(ours, str(build / "daemon/kvd"), str(build / "tools/kvctl/kvctl"), longest)
+        self.pool = Pool(ours, tokenizer, str(build / "daemon/kvd"), str(build / "tools/kvctl/kvctl"), longest)
         shape = self.alone.config.get_text_config()
         self.width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
 

@@ -11,7 +11,7 @@ import errno
 import inspect
 import logging
 import weakref
-from typing import Any
+from typing import Any, Iterable
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import kvd
 
 from .._handle import when_forgotten
-from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows, thread
+from ._transformers_model import DTYPES, check_space, form_of, frequencies_of, refuse, refuse_windows, theta_of, thread
 from ._transformers_sequence import METHODS, NOTED, Followed, Keeping, Rows, Scorer, Sequence, methods_of
 
 log = logging.getLogger("kvd.engines.transformers")
@@ -74,7 +74,7 @@ def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[in
     """Return rows that follow the space's methods, or keep what they are asked to; none, if there is nothing to follow, or no
     daemon. A batch finds nothing, because its rows begin together."""
     made: list[Sequence] = []
-    methods = methods_of(space)
+    methods = methods_of(space) - ({"memshare"} if keeping.frequencies is None else set())
     if keeping.scorer and not keeping.budget and "keydiff" not in methods:
         raise ValueError("a scorer without a budget, which may be the cache's or the space's (keydiff=on, keydiff.budget)")
     if not methods and not keeping.budget:
@@ -92,6 +92,16 @@ def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[in
             it.close()
         made.clear()
     return made
+
+
+def _align(space: kvd.Space, model: PreTrainedModel) -> bool:
+    """Tell the space how keys are rotated, so that the daemon can compare them across positions. Returns whether it can."""
+    theta = theta_of(model)
+    if frequencies_of(model) is None:
+        return False
+    if space.setting("model.rope_theta") != theta:
+        space.set("model.rope_theta", theta)
+    return True
 
 
 def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
@@ -200,19 +210,25 @@ class KvdCache(Cache):
     attention of a pass that makes a row exceed the budget. queries are [heads, new tokens, head_dim], keys and values [kv_heads,
     tokens, head_dim]: what each head kept before, and then the new ones. It returns scores [kv_heads, tokens]. None: KeyDiff's,
     in a space with keydiff=on.
+
+    step_ends: ids of the tokens that end a step of reasoning, such as those whose text ends with an empty line. They are for
+    memshare=on, which compares each step of the answer with earlier ones.
     """
 
     def __init__(self, model: PreTrainedModel, space: kvd.Space, input_ids: Any, *, attention_mask: Any = None,
-                 salt: int = 0, scorer: Scorer | None = None, budget: int = 0):
+                 salt: int = 0, scorer: Scorer | None = None, budget: int = 0, step_ends: Iterable[int] = ()):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
-        check_space(space, model, follows=METHODS)
+        ends = frozenset(step_ends)
+        shares = bool(ends and space.setting("memshare")) and _align(space, model)
+        check_space(space, model, follows=METHODS if shares else METHODS[:-1])
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
                     " load_prefix() and store()")
         self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
         rows = _rows_of(input_ids, attention_mask)
-        self._sequences = _followed(model, space, rows, salt, Keeping(scorer, budget)) or [Sequence(space, *row, salt) for row in rows]
+        keeping = Keeping(scorer, budget, ends, frequencies_of(model)) if shares else Keeping(scorer, budget)
+        self._sequences = _followed(model, space, rows, salt, keeping) or [Sequence(space, *row, salt) for row in rows]
         self._follows = isinstance(self._sequences[0], Followed)
         self._padded = any(it.pad for it in self._sequences)
         self.found = min(it.pad + it.found for it in self._sequences)

@@ -169,6 +169,35 @@ def geometry_of(model: PreTrainedModel, block_tokens: int = 16) -> kvd.Geometry:
                         rope="post" if _rope(config) or getattr(config, "rotary_dim", None) else "none")
 
 
+def theta_of(model: PreTrainedModel) -> float:
+    """Return the base of the rotary angles; 0: the model's configuration has none."""
+    config = model.config.get_text_config()
+    return float(_rope(config).get("rope_theta") or getattr(config, "rope_theta", None) or 0)
+
+
+def frequencies_of(model: PreTrainedModel) -> torch.Tensor | None:
+    """Return the radians per position [head_dim / 2] by which the model rotates elements i and i + head_dim / 2 of a key; None
+    if it does anything else, as its keys of the same token at two positions show."""
+    form, theta = form_of(model), theta_of(model)
+    if not theta or form.dim % 2:
+        return None
+    frequencies = (1.0 / torch.tensor(theta) ** (torch.arange(0, form.dim, 2) / form.dim)).to(torch.float32)
+    first, other = (_key_at(model, form.layers, position) for position in (0, 7))
+    cos, sin = (7 * frequencies).cos().repeat(2), (7 * frequencies).sin().repeat(2)
+    a, b = first.chunk(2, -1)
+    right = first * cos + torch.cat([-b, a], -1) * sin
+    return frequencies if torch.allclose(right, other, rtol=0, atol=0.02 * float(first.abs().max())) else None
+
+
+def _key_at(model: PreTrainedModel, layers: int, position: int) -> torch.Tensor:
+    """The first layer's keys of a token, which depend on it and its position only: [heads, dim]."""
+    seen = [_Seen() for _ in range(layers)]
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 1, dtype=torch.long), position_ids=torch.tensor([[position]]),
+              past_key_values=Cache(layers=list(seen)), use_cache=True)
+    return seen[0].states[0][0, :, 0].to(torch.float32)
+
+
 def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
     """Open the space of this model. By default it is named after the model's weights, so that other weights have
     another space.

@@ -64,7 +64,8 @@ class Sequence:
         """Begin a forward pass of tokens from position first on, which is negative before the end of the padding."""
         self.asking, padding = max(first, 0), max(-first, 0)
         self.queries = max(first + len(new) - self.asking, 0)
-        expected = self.prompt[self.asking:self.asking + self.queries]
+        known = self.tokens + self.prompt[len(self.tokens):] if self.asking < len(self.tokens) else self.prompt
+        expected = known[self.asking:self.asking + self.queries]
         if new[padding:padding + len(expected)] != expected:
             raise ValueError(f"from position {self.asking} on, these are not the tokens that this cache was made for:"
                              " the model must get the same input_ids, with the same padding")
@@ -142,7 +143,8 @@ class Sequence:
 
 # ---- methods ---------------------------------------------------------------------------------------------------------
 
-METHODS = ("keydiff", "kvreviver", "hshare")
+METHODS = ("keydiff", "kvreviver", "hshare", "memshare")
+LONG_STEP = 3       # blocks: the step of reasoning after one this long begins in a block of its own
 NOTED = 32          # last queries of a prompt, from which the methods estimate what is needed
 PIECE = 1024        # entries that are compacted at a time, at most
 PATIENCE_S = 10
@@ -152,11 +154,13 @@ Scorer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.
 
 
 class Keeping(NamedTuple):
-    """What a cache was asked to keep: so many tokens of each layer and head, those to which scorer gives the highest
-    scores."""
+    """What a cache was asked for: to keep so many tokens of each layer and head, those to which scorer gives the highest
+    scores; and which tokens end a step of reasoning, with the frequencies of the rotary embedding, for MemShare."""
 
     scorer: Scorer | None = None
     budget: int = 0
+    ends: frozenset[int] = frozenset()
+    frequencies: torch.Tensor | None = None     # [head_dim / 2] radians per position
 
 
 def methods_of(space: kvd.Space) -> set[str]:
@@ -166,12 +170,13 @@ def methods_of(space: kvd.Space) -> set[str]:
 
 
 class Followed(Sequence):
-    """A row that follows the methods of its space. Its full blocks are in a table of the daemon.
+    """A row that follows the methods of its space. Its full blocks are in a table of the daemon, and the last block of a long
+    step of reasoning, too.
 
     KeyDiff (Park et al. 2025, arXiv:2504.15364): each layer and KV head keeps the tokens whose keys differ most, beside the
     first blocks and the newest tokens. KVReviver (arXiv:2512.17917): most blocks leave the pool when the prompt is complete,
     and come back when a query needs them. With one of these, the row's blocks are nobody else's. HShare: decoded tokens see a
-    selection.
+    selection. MemShare (arXiv:2507.21433): blocks of a step that repeats an earlier one are replaced by that one's.
 
     What is computed after that is approximate, and not published. Prompts are, with HShare alone.
     """
@@ -186,6 +191,9 @@ class Followed(Sequence):
         self.finds = finds and not self.own
         self.reader: kvd.Reader | None = None
         self.decodes = False
+        f = keeping.frequencies
+        self.frequencies = f.data_ptr() if f is not None and "memshare" in methods else 0
+        self.step = len(tokens)                 # first token of the step of reasoning in progress
         self.used = 0       # tokens that each layer and head has
         self.later = 0      # length at which a compaction that failed is tried again
         self.scores: list[torch.Tensor] = []    # of the pass in progress, layer by layer: [kv_heads, tokens]
@@ -195,7 +203,7 @@ class Followed(Sequence):
         self.kept = space.sequence(-(-max(most, len(tokens)) // self.size) + 1)
         if self.found:
             self.kept.borrow(self.pin, tokens[:self.found])
-            self._move(self.found // self.size)
+            self._move(self.found // self.size, self.found)
 
     @property
     def blocks(self) -> list[int]:
@@ -209,10 +217,10 @@ class Followed(Sequence):
             return self.space.find(self.prompt[:-NOTED], salt=salt)
         return kvd.Pin(self.space, salt=salt)
 
-    def _move(self, n: int) -> None:
-        """Remove the table's first n blocks, which the daemon's table has now."""
+    def _move(self, n: int, tokens: int) -> None:
+        """Remove the table's first n blocks with so many tokens, which the daemon's table has now."""
         self.after = self.kept
-        self.first += n * self.size
+        self.first += tokens
         self.table.drop(n)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -220,7 +228,7 @@ class Followed(Sequence):
     def _read(self, layer: int, heads: int, scale: float, n: int) -> kvd.Reader:
         """Return the reader, for a pass of n queries."""
         if self.reader is None:
-            self.reader = kvd.Reader(self.kept, heads, scale, timeout_s=PATIENCE_S)
+            self.reader = kvd.Reader(self.kept, heads, scale, frequencies=self.frequencies, timeout_s=PATIENCE_S)
         if layer == 0:
             self.reader.begin(self.length + len(self.new) - self.first, n)
         return self.reader
@@ -234,6 +242,7 @@ class Followed(Sequence):
     def attend(self, layer: int, q: Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
         n = self.queries
         if not self.looks or not n:
+            form = {**form, "frequencies": self.frequencies} if self.after else form
             return super().attend(layer, q, out, row, heads, scale, **form)
         at, reader = q.last(row, n), self._read(layer, heads, scale, n)
         if not self.after:
@@ -244,6 +253,8 @@ class Followed(Sequence):
     def end(self) -> None:
         self.used += len(self.new)
         super().end()
+        if self.frequencies and self.publishing and self.tokens[-1] in self.keeping.ends:
+            self._end_step()
         if self.reader:
             self.reader.end()
         if self.own and self.publishing and self.length >= self.later:
@@ -251,6 +262,8 @@ class Followed(Sequence):
         if self.reader and not self.decodes and self.length >= len(self.prompt):
             self.decodes = True
             self.reader.decode(self.length - self.first)
+        if not self.moves and self.space.setting("kvreviver"):
+            self._bring_back()
 
     # ---- scores ------------------------------------------------------------------------------------------------------
 
@@ -294,7 +307,7 @@ class Followed(Sequence):
     def publish(self) -> None:
         """Move full blocks from the table to the daemon's table."""
         if self.own or self._publish_prompt():
-            self._append()
+            self._append((self.length - self.first) // self.size * self.size)
 
     def _publish_prompt(self) -> bool:
         """Seal the prompt's full blocks, and move them. Returns whether the prompt is complete, and all is moved."""
@@ -307,23 +320,38 @@ class Followed(Sequence):
                 self.publishing = False         # the blocks remain in the table
                 log.warning("kvd: this request follows the methods no further: %s", error)
                 return False
-            self._move(n)
+            self._move(n, n * self.size)
         return self.first >= end
 
-    def _append(self) -> None:
-        n = (self.length - self.first) // self.size
+    def _append(self, tokens: int) -> None:
+        n = -(-tokens // self.size)
         if not n or not self.publishing:
             return
         try:
-            done = self.kept.append(self.filling[:n], self.tokens[self.first:self.first + n * self.size])
+            done = self.kept.append(self.filling[:n], self.tokens[self.first:self.first + tokens])
         except kvd.Error as error:
             if not all(it.data for it in self.filling[:n]):     # perhaps the daemon's by now, and free
                 raise
             self.publishing = False                             # the blocks remain in use here
             log.warning("kvd: this request follows the methods no further: %s", error)
             return
-        self._move(done)
+        self._move(done, min(done * self.size, tokens))
         del self.filling[:done]
+
+    def _end_step(self) -> None:
+        """Let the daemon compare the step that has ended with earlier ones. Only steps that begin alike in their blocks are
+        found to be alike, so the one after a long step begins in a block of its own."""
+        step, self.step = self.step, self.length
+        if self.length <= len(self.prompt) or self.length - step < 1:
+            return
+        try:
+            if (self.length - step) // self.size >= LONG_STEP and self.first >= len(self.prompt) // self.size * self.size:
+                self._append(self.length - self.first)
+            if self.first > step:
+                self.kept.step(step, self.first - step)
+                self._take_changes(PATIENCE_S)
+        except kvd.Error as error:
+            log.info("kvd: a step is not compared: %s", error)
 
     # ---- KeyDiff -----------------------------------------------------------------------------------------------------
 
@@ -383,7 +411,7 @@ class Followed(Sequence):
             else:
                 self.kept.sync()
         finally:
-            if not self.moves:
+            if not self.moves or not self.decodes:      # else the reader asks for what is needed
                 self._bring_back()
 
     # ---- missing blocks ----------------------------------------------------------------------------------------------
@@ -409,10 +437,21 @@ class Followed(Sequence):
             raise kvd.NoData(errno.ENODATA, f"{len(self._missing())} blocks of this request are not in the pool (KVReviver),"
                              " and it cannot go on without")
         g = self.space.geometry
-        parts = [gather(g, self.table.base, [it.block], it.tokens) for it in self._entries() if it.data]
+        parts = [self._turned(gather(g, self.table.base, [it.block], it.tokens), it.delta) for it in self._entries() if it.data]
         if n > self.first:
             parts.append(super().copy(n - self.first))
         return torch.cat(parts, 4)
+
+    def _turned(self, states: torch.Tensor, delta: int) -> torch.Tensor:
+        """Rotate the keys of a block that stands in for another one, delta positions after its own."""
+        if delta:
+            assert self.keeping.frequencies is not None
+            angles = delta * self.keeping.frequencies.to(torch.float64)
+            cos, sin = angles.cos().repeat(2), angles.sin().repeat(2)
+            keys = states[:, 0].to(torch.float64)
+            a, b = keys.chunk(2, -1)
+            states[:, 0] = keys * cos + torch.cat([-b, a], -1) * sin
+        return states
 
     def leave(self) -> None:
         if self.reader:

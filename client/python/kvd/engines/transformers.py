@@ -32,6 +32,8 @@ A cache follows the methods that are on in its space when it is made (kvctl spac
     kvreviver   when the prompt is computed, most blocks leave the pool (kvreviver.budget stay); a query waits for those to
                 which it gives more than kvreviver.wanted of its attention
     hshare      a decoded token sees the first tokens, the newest, and hshare.top others that its query selects
+    memshare    blocks of a step of reasoning that repeats an earlier one are replaced by that one's; the cache must know which
+                tokens end a step (`KvdCache(..., step_ends=)`), and keys must be rotated as Llama's are, without scaling
 
 A cache can keep other tokens than KeyDiff does: those of the highest scores, which a function of its own gives each layer and
 head (`KvdCache(..., scorer=, budget=)`, `KvdCache.reduce()`). The examples scorer_snapkv.py, scorer_h2o.py, scorer_rkv.py and
@@ -39,8 +41,8 @@ scorer_kvzip.py are such functions.
 
 What such a cache computes behind the prompt is approximate, and not published. With keydiff or kvreviver, nothing of it is
 published, and nothing is found, because its blocks change; nor is anything found for a batch. If the pool is full, one row
-continues in private memory, and a batch fails with that error, as does a row whose blocks have left (kvreviver). Other methods
-have no effect here, which a warning says.
+continues in private memory, and a batch fails with that error, as does a row whose blocks have left (kvreviver). A method that
+cannot be followed has no effect, which a warning says.
 
 By copy, for any attn_implementation: a plain DynamicCache is filled and stored.
 
