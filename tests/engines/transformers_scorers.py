@@ -93,7 +93,7 @@ def close(ours_: torch.Tensor, theirs: torch.Tensor) -> None:
     assert ours_.shape == theirs.shape and torch.allclose(ours_, theirs, atol=1e-5), (ours_ - theirs).abs().max()
 
 
-def test_a_method_is_few_lines():
+def test_a_method_is_few_lines(server, space):
     """Of the examples, whose scores the tests below compare."""
     for name in ("snapkv", "h2o", "rkv", "kvzip"):
         lines = (ROOT / f"client/python/examples/scorer_{name}.py").read_text().splitlines()
@@ -141,7 +141,7 @@ def test_kvzip_is_kvpresss(server, space):
         assert torch.allclose(got, theirs, atol=1e-5), (got - theirs).abs().max()
 
 
-def test_rkv_keeps_one_of_those_that_are_alike():
+def test_rkv_keeps_one_of_those_that_are_alike(server, space):
     """R-KV is not among kvpress's. Of three equal keys the newest has the highest score; the window is kept; attention decides
     otherwise."""
     torch.manual_seed(5)
