@@ -103,7 +103,7 @@ def test_a_method_is_few_lines(server, space):
 # ---- against kvpress -------------------------------------------------------------------------------------------------
 
 
-def test_snapkv_is_kvpresss(server, space):
+def test_snapkv_equals_kvpress(server, space):
     kind, ids, heard = press("snapkv_press.SnapKVPress"), document(9200, 300), Heard(snapkv)
     with cache_of(server, "snapkv", ids, scorer=heard, budget=150) as cache:
         run(cache, ids)
@@ -113,7 +113,7 @@ def test_snapkv_is_kvpresss(server, space):
         close(heard.scores(), theirs)
 
 
-def test_h2o_is_kvpresss(server, space):
+def test_h2o_equals_kvpress(server, space):
     """kvpress calls it observed attention."""
     kind, ids, heard = press("observed_attention_press.ObservedAttentionPress"), document(9201, 600), Heard(h2o)
     with cache_of(server, "h2o", ids, scorer=heard, budget=150) as cache:
@@ -122,7 +122,7 @@ def test_h2o_is_kvpresss(server, space):
         close(heard.scores(), pressed(kind, ids))
 
 
-def test_kvzip_is_kvpresss(server, space):
+def test_kvzip_equals_kvpress(server, space):
     kind, ids, heard = press("kvzip_press.KVzipPress"), document(9202, 200), Heard(kvzip)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     asked = tokenizer("\n\nRepeat the previous context exactly.\n", add_special_tokens=False).input_ids
