@@ -321,7 +321,7 @@ START_TEST(refusals_of_given_scores_have_messages) {
         start((const char *const[]){"kvreviver=on", NULL});
         user_append(&u, 6);
         settle();
-        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 1, &slot, KVD_COOL_DROP), 1);
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 1, &slot, KVD_COOL_SPILL), 1);
         settle();
         give(&g, &u, 60);
         refused_by(kvd_sequence_compact(u.sequence, 0, 2, 16, &none), -EINVAL, "no block");
