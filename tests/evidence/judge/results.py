@@ -9,12 +9,14 @@ from certainty import Recall, better, mean_difference, together
 from findings import FAILS, NOT_SHOWN, NOT_TRIED, Aim, Claim, Findings, Plot, Table, compared, verdict
 
 from . import plan
-from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, ROWS, name
+from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, REVIVED, ROWS, SELECTED, TOGETHER, name
 from .ruler import TASKS
 from .store import Store
 
 RIVALS = ("SnapKV", "TOVA", "StreamingLLM")     # those of KeyDiff's paper that keep what attention or a window says
 INDEPENDENT = "KeyDiff (kvpress)"
+
+RECALLS = ((name(REVIVED, 0.25), 0.95), (name(REVIVED, 0.1), 0.95), (name(SELECTED, 0.25), 0.95), (TOGETHER, 0.9))
 
 
 class Results:
@@ -61,7 +63,8 @@ def table_of_losses(it: Results, width: int) -> Table:
             table.rows.append([row.name, f"{row.bytes(width):.0%}", f"{mean:.4f}", f"{exp(mean):.2f}",
                                more(it.lost(row.name))])
     table.note = ("The difference is the mean over texts, on the same texts, with Student's interval of 95 %. Pieces "
-                  "of one document count as texts. Scored tokens see each other exactly in all rows.")
+                  "of one document count as texts. Scored tokens see each other exactly, except where "
+                  "a selection is read (hshare=on).")
     return table
 
 
@@ -128,7 +131,18 @@ def aims(it: Results) -> list[Aim]:
     for share, bits in ((0.5, 8), (0.25, 4)):
         found += [no_more_than(it, share, name(INDEPENDENT, share), "as many tokens"),
                   no_more_than(it, share, f"int{bits}, all tokens", "about as many bytes")]
+    found += [recalls(it, row, least) for row, least in RECALLS]
     return [aim for aim in found if aim]
+
+
+def recalls(it: Results, row: str, least: float) -> Aim | None:
+    """The aim that a row answers at least such a share of what the full cache answers, at the longest length asked."""
+    for length in reversed(it.plan.lengths):
+        mine, full = it.all(row, length), it.all(FULL, length)
+        if mine and full:
+            return Aim(f"{row}: recall of at least {least} of the full cache's at {length} tokens", compared(mine, full),
+                       "reached" if mine.value >= least * full.value else "missed")
+    return None
 
 
 def no_more_than(it: Results, share: float, other: str, equal: str) -> Aim | None:
@@ -150,7 +164,7 @@ def plots(it: Results) -> list[Plot]:
         full = it.all(FULL, length)
         for row in ROWS:
             mine = it.all(row.name, length)
-            if mine and row.share < 1:
+            if mine and row.share < 1 and row.stays == row.reads == 1:
                 line = series.setdefault(row.name.rpartition(",")[0], [])
                 line.append((100 * row.share, mine.value, *mine.interval()))
         if full and series:
