@@ -14,8 +14,6 @@
 
 #include "ipc/base/util.h"
 
-#define MOST_ROTATIONS 256u /* distinct deltas of a call */
-
 /* A call. The pointers are into its scratch memory, one behind the other. */
 struct call {
         const struct kvd_seen *seen;
@@ -25,7 +23,7 @@ struct call {
         uint32_t n_blocks; /* entries, and the tail's blocks that hold tokens */
         uint32_t n_slots;  /* of these, up to the last new token */
         bool gaps;         /* some slot of a resident entry holds no token */
-        bool turned;       /* some delta is not 0 */
+        uint32_t turned;   /* entries whose delta is not 0 */
         struct attend_layer layer;
 
         const uint8_t **blocks;
@@ -33,7 +31,7 @@ struct call {
         uint32_t *list;     /* [n_slots] slots that are seen */
         uint32_t *rotation; /* [n_blocks] */
         int32_t *deltas;    /* [n_blocks] */
-        float *rotations;   /* [MOST_ROTATIONS][head_dim] */
+        float *rotations;   /* [turned][head_dim] */
         size_t used;        /* bytes of all of these */
 };
 
@@ -46,7 +44,7 @@ static int check_entries(struct call *c, const struct kvd_heads *heads) {
                 const struct kvd_entry *e = c->entries + i;
 
                 c->gaps |= e->data && e->n_tokens < g->block_tokens;
-                c->turned |= e->data && e->delta != 0;
+                c->turned += e->data && e->delta != 0;
                 if (heads->window &&
                     (e->n_tokens < g->block_tokens || e->flags & KVD_ENTRY_COMPACT))
                         return client_fail(-EINVAL,
@@ -91,8 +89,7 @@ static size_t place(struct call *c, size_t n) {
 static void lay_out(struct call *c, uintptr_t base) {
         uint32_t dim = c->layer.geometry->head_dim;
         uint32_t n_turned = c->turned ? c->n_blocks : 0,
-                 n_listed = c->gaps || c->seen->chosen ? c->n_slots : 0,
-                 n_rotations = c->turned ? MOST_ROTATIONS : 0;
+                 n_listed = c->gaps || c->seen->chosen ? c->n_slots : 0;
 
         c->used = 0;
         c->blocks = (const uint8_t **)(base + place(c, c->n_blocks * sizeof *c->blocks));
@@ -100,7 +97,7 @@ static void lay_out(struct call *c, uintptr_t base) {
         c->list = (uint32_t *)(base + place(c, n_listed * sizeof *c->list));
         c->rotation = (uint32_t *)(base + place(c, n_turned * sizeof *c->rotation));
         c->deltas = (int32_t *)(base + place(c, n_turned * sizeof *c->deltas));
-        c->rotations = (float *)(base + place(c, n_rotations * dim * sizeof *c->rotations));
+        c->rotations = (float *)(base + place(c, (size_t)c->turned * dim * sizeof *c->rotations));
 }
 
 /* ---- what is seen ---------------------------------------------------------------------------- */
@@ -111,16 +108,13 @@ static int fill_blocks(struct call *c) {
         return attend_find_blocks(&c->layer, c->tail, c->n_blocks - c->n, c->blocks + c->n);
 }
 
-static int fill_rotations(struct call *c) {
+/* There are at most as many deltas as entries that have one. */
+static void fill_rotations(struct call *c) {
         memset(c->rotation, 0, c->n_blocks * sizeof *c->rotation);
         for (uint32_t i = 0; i < c->n_blocks; i++)
                 c->deltas[i] = i < c->n && c->entries[i].data ? c->entries[i].delta : 0;
-        if (kvd_rotations(c->deltas, c->n_blocks, c->seen->frequencies,
-                          c->layer.geometry->head_dim / 2, c->rotation, c->rotations,
-                          MOST_ROTATIONS) == UINT32_MAX)
-                return client_fail(-EINVAL, "entries with more than %u different deltas",
-                                   MOST_ROTATIONS);
-        return 0;
+        kvd_rotations(c->deltas, c->n_blocks, c->seen->frequencies, c->layer.geometry->head_dim / 2,
+                      c->rotation, c->rotations, c->turned);
 }
 
 /* Lists the slots of the tail, behind n others. Returns how many there are now. */
@@ -194,7 +188,7 @@ static int attend_in(struct scratch **s, struct call *c, const struct kvd_heads 
         a->scratch = (float *)((*s)->data + c->used);
         r = fill_blocks(c);
         if (r == 0 && c->turned)
-                r = fill_rotations(c);
+                fill_rotations(c);
         if (r == 0)
                 attend(c, heads, a);
         return r;

@@ -27,7 +27,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, ContinuousBatchin
 
 import kvd
 from common import MODEL, ROOT, daemon, document, run
-from kvd.engines import _transformers_sequence
+from kvd.engines import _transformers_model, _transformers_sequence
 from kvd.engines._transformers_sequence import Followed
 from kvd.engines.transformers import KvdCache, load_prefix, open_space, store, use_pool
 
@@ -935,6 +935,56 @@ def test_steps_that_repeat_share_blocks(server, space):
                 assert cache.private == (name == "alone")
             if name != "alone":
                 small.check()
+
+
+def test_steps_that_repeat_keep_a_budget(server, space):
+    """Shared blocks cannot be compacted: the others make up for them, by KeyDiff or by a scorer, and not with every token."""
+    def scorer(layer, queries, keys, values, scale):
+        return keys.norm(dim=2)
+
+    (ids, _), = asked(1)
+    prompt, said = ids[:100], reasoning(ids[100:])
+    for name, more in {"keydiff": {"keydiff": 1, "keydiff.budget": 350}, "scorer": {}}.items():
+        given = {} if more else {"scorer": scorer, "budget": 350}
+        with daemon("--pool", "64M") as small, following(small, f"kept-{name}", memshare=1, **more) as own, torch.no_grad():
+            with KvdCache(ours, own, prompt, step_ends=[END], **given) as cache:
+                (row,), asked_for = cache._sequences, []
+                compact = row.kept.compact
+                row.kept.compact = lambda *arguments: asked_for.append(row.length) or compact(*arguments)
+                for it in (prompt, said, said, said):
+                    ours(torch.tensor([it]), past_key_values=cache)
+                assert row.kept.stats().shared and row.used <= 350 + 16, (name, row.used, row.kept.stats())
+                asked_for.clear()
+                for i, token in enumerate(document(9310, 100)):
+                    before, at = seen(cache), cache.get_seq_length()
+                    got, right = step(ours, token, at, cache), step(alone, token, at, before)
+                    assert torch.allclose(got, right, atol=TOLERANCE), (name, i)
+                assert row.used <= 350 + 32 and len({*asked_for}) < 20, (name, row.used, asked_for)
+            small.check()
+
+
+def test_a_budget_of_blocks_that_have_left(server, space):
+    """KeyDiff and KVReviver: they come back to be compacted."""
+    settings = {"keydiff.budget": 400, "kvreviver.budget": 0.25}
+    with following(server, "left", keydiff=1, kvreviver=1, **settings) as own:
+        ids = document(9311, 300)
+        with KvdCache(ours, own, ids) as cache:
+            generate(ours, ids, cache, n=300)
+            (row,) = cache._sequences
+            assert row.used <= 400 + 50 + 16 and row.kept.stats().compacted, (row.used, row.kept.stats())
+
+
+def test_models_that_rotate_otherwise(server, space):
+    """Their keys cannot be turned: scaled, slow pairs only, in some layers only, half of a head."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0,
+              "high_freq_factor": 4.0, "rope_theta": 500000.0}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500000.0}
+    others = [small("Llama", rope_parameters=llama3), small("Llama", rope_parameters=yarn), small("GPTNeoX", intermediate_size=64),
+              small("SmolLM3", num_key_value_heads=2, intermediate_size=64, no_rope_layers=[1, 0])]
+    for model in others:
+        assert _transformers_model.frequencies_of(model) is None, model.config
+    for model in (ours, small("Llama"), small("Qwen3", num_key_value_heads=2, intermediate_size=64, head_dim=16)):
+        assert _transformers_model.frequencies_of(model) is not None, model.config
 
 
 def test_what_is_not_compared(server, space):

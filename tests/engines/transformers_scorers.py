@@ -6,6 +6,7 @@ kvpress (NVIDIA, 0.5.5) asks for other versions of what it does not need here; i
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import sys
@@ -213,6 +214,60 @@ def test_a_pass_whose_tokens_do_not_stay(server, space):
         cache.reduce(ids, kvzip, 1000)
         assert len(cache.blocks) == before and cache.get_seq_length() == 300
         assert torch.allclose(run(cache, ids[:50]), exact[300:], atol=1e-3)
+
+
+def test_a_pass_that_fails_leaves_the_cache_as_it_was(server, space):
+    """The scorer raises, or there is no room for the packed blocks: an error, no block more, and the same answers."""
+    ids = document(9207, 300)
+
+    def broken(*_):
+        raise OSError("the scorer's own")
+
+    with cache_of(server, "broken", ids, budget=1000) as cache:
+        with torch.no_grad():
+            exact = eager(torch.tensor([ids + ids[:20]])).logits[0]
+        run(cache, ids)
+        (row,), before = cache._sequences, len(cache.blocks)
+        compact = row.kept.compact
+
+        def full(*_):
+            raise kvd.PoolFull(errno.ENOBUFS, "there is no room")
+
+        for scorer, packs, error in ((broken, compact, OSError), (kvzip, full, RuntimeError)):
+            row.kept.compact = packs
+            try:
+                cache.reduce(ids, scorer, 100)
+            except error:
+                assert len(cache.blocks) == before and row.used == 300
+            else:
+                raise AssertionError(error)
+        row.kept.compact = compact
+        assert torch.allclose(run(cache, ids[:20]), exact[300:], atol=1e-3)
+
+
+def test_scores_of_what_was_there_before_are_not_used(server, space):
+    """A compaction that was late arrives between the scores and the next one."""
+    ids, heard = document(9208, 300), Heard(lambda layer, q, keys, v, s: torch.arange(keys.shape[1]).expand(keys.shape[:2]) * 1.0)
+    with cache_of(server, "late", ids, scorer=heard, budget=150) as cache:
+        (row,) = cache._sequences
+        wait, compact, packed = row.kept.wait, row.kept.compact, []
+
+        def late(_):
+            raise kvd.TimedOut(errno.ETIMEDOUT, "late")
+
+        def noted(first, n, keep, scores):
+            tokens = sum(it.tokens for it in row.kept.entries()[first:first + n] if it.data)
+            assert scores.shape[2] == tokens, (scores.shape, tokens)
+            packed.append(row.length)
+            return compact(first, n, keep, scores)
+
+        row.kept.wait, row.kept.compact = late, noted
+        run(cache, ids)
+        assert row.used == 300
+        row.kept.wait = wait
+        for i, token in enumerate(document(9209, 60)):
+            run(cache, [token])
+        assert row.used <= 150 + 32 and len(packed) >= 2, (row.used, packed)
 
 
 def test_kvzip_answers_questions_that_it_does_not_know(server, space):

@@ -94,16 +94,6 @@ def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[in
     return made
 
 
-def _align(space: kvd.Space, model: PreTrainedModel) -> bool:
-    """Tell the space how keys are rotated, so that the daemon can compare them across positions. Returns whether it can."""
-    theta = theta_of(model)
-    if frequencies_of(model) is None:
-        return False
-    if space.setting("model.rope_theta") != theta:
-        space.set("model.rope_theta", theta)
-    return True
-
-
 def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
     thread.ids = arguments[0]
 
@@ -220,14 +210,16 @@ class KvdCache(Cache):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
         ends = frozenset(step_ends)
-        shares = bool(ends and space.setting("memshare")) and _align(space, model)
-        check_space(space, model, follows=METHODS if shares else METHODS[:-1])
+        frequencies = frequencies_of(model) if ends and space.setting("memshare") else None
+        check_space(space, model, follows=METHODS if frequencies is not None else METHODS[:-1])
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
                     " load_prefix() and store()")
         self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
         rows = _rows_of(input_ids, attention_mask)
-        keeping = Keeping(scorer, budget, ends, frequencies_of(model)) if shares else Keeping(scorer, budget)
+        if frequencies is not None and space.setting("model.rope_theta") != theta_of(model):
+            space.set("model.rope_theta", theta_of(model))      # the daemon compares keys across positions
+        keeping = Keeping(scorer, budget, ends, frequencies)
         self._sequences = _followed(model, space, rows, salt, keeping) or [Sequence(space, *row, salt) for row in rows]
         self._follows = isinstance(self._sequences[0], Followed)
         self._padded = any(it.pad for it in self._sequences)
@@ -347,14 +339,17 @@ class KvdCache(Cache):
         row, model = self._sequences[0], self._model()
         if not isinstance(row, Followed) or not row.own or len(self._sequences) > 1 or row.moves:
             raise ValueError("only a cache of one row that was made with a budget can be reduced")
-        if self.private or model is None:
-            return
-        row.keeping, row.probing = Keeping(scorer, budget), True
+        if self.private or not row.publishing or model is None:
+            raise RuntimeError("a cache that has left the pool cannot be reduced")
+        before, row.keeping, row.probing = row.used, row.keeping._replace(scorer=scorer, budget=budget), True
         try:
             with torch.no_grad():
                 model(torch.tensor(_lists(input_ids)), past_key_values=self, logits_to_keep=1)
         finally:
-            row.keeping, row.probing = Keeping(None, budget), False
+            row.keeping, row.probing = row.keeping._replace(scorer=None), False
+            row.cut()
+        if row.used == before > budget:
+            raise RuntimeError("the cache was not reduced: the pool is full, or the daemon busy or gone")
 
     def _check_states(self, states: torch.Tensor, heads: int) -> None:
         """Refuse tensors that do not match the geometry, because libkvd gets only their addresses."""

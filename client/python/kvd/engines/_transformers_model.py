@@ -175,27 +175,49 @@ def theta_of(model: PreTrainedModel) -> float:
     return float(_rope(config).get("rope_theta") or getattr(config, "rope_theta", None) or 0)
 
 
+_turns: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, torch.Tensor | None]] = weakref.WeakKeyDictionary()
+
+
 def frequencies_of(model: PreTrainedModel) -> torch.Tensor | None:
     """Return the radians per position [head_dim / 2] by which the model rotates elements i and i + head_dim / 2 of a key; None
-    if it does anything else, as its keys of the same token at two positions show."""
-    form, theta = form_of(model), theta_of(model)
-    if not theta or form.dim % 2:
+    if it does anything else, in any layer or pair."""
+    state = _state(model)
+    known = _turns.get(model)
+    if known is None or known[0] != state:
+        _turns[model] = known = state, _turn(model)
+    return known[1]
+
+
+def _turn(model: PreTrainedModel) -> torch.Tensor | None:
+    form, theta, config = form_of(model), theta_of(model), model.config.get_text_config()
+    plain = _rope(config).get("rope_type", "default") == "default" and all(getattr(config, "no_rope_layers", None) or [1])
+    if not plain or not theta or form.dim % 2:
         return None
     frequencies = (1.0 / torch.tensor(theta) ** (torch.arange(0, form.dim, 2) / form.dim)).to(torch.float32)
-    first, other = (_key_at(model, form.layers, position) for position in (0, 7))
-    cos, sin = (7 * frequencies).cos().repeat(2), (7 * frequencies).sin().repeat(2)
-    a, b = first.chunk(2, -1)
-    right = first * cos + torch.cat([-b, a], -1) * sin
-    return frequencies if torch.allclose(right, other, rtol=0, atol=0.02 * float(first.abs().max())) else None
+    a, b = _keys_at(model, form.layers, 0).chunk(2, -1)
+    norm = (a * a + b * b).sqrt()
+    said = [it for it in (getattr(module, "inv_freq", None) for module in model.modules()) if isinstance(it, torch.Tensor)]
+    if any(it.shape != frequencies.shape or not torch.allclose(it.cpu(), frequencies, atol=0, rtol=1e-4) for it in said):
+        return None
+    if not said and not bool((norm.amax(0) > 0).all()):        # a pair that is 0 in the first layer does not show how it turns
+        return None
+    for position in (7, 4099):          # slow pairs turn visibly only by a far position
+        cos, sin = (position * frequencies).cos(), (position * frequencies).sin()
+        x, y = _keys_at(model, form.layers, position).chunk(2, -1)
+        off = ((a * cos - b * sin - x) ** 2 + (b * cos + a * sin - y) ** 2).sqrt()
+        if not bool((off <= 0.02 * norm).all()):
+            return None
+    return frequencies
 
 
-def _key_at(model: PreTrainedModel, layers: int, position: int) -> torch.Tensor:
-    """The first layer's keys of a token, which depend on it and its position only: [heads, dim]."""
-    seen = [_Seen() for _ in range(layers)]
+def _keys_at(model: PreTrainedModel, layers: int, position: int) -> torch.Tensor:
+    """The first layer's keys of some tokens, which depend on them and their position only: [tokens, heads, dim]."""
+    seen, n = [_Seen() for _ in range(layers)], model.config.get_text_config().vocab_size
+    tokens = torch.tensor([[i * (n - 1) // 8] for i in range(1, 9)])
     with torch.no_grad():
-        model(input_ids=torch.ones(1, 1, dtype=torch.long), position_ids=torch.tensor([[position]]),
-              past_key_values=Cache(layers=list(seen)), use_cache=True)
-    return seen[0].states[0][0, :, 0].to(torch.float32)
+        model(input_ids=tokens, position_ids=torch.full((8, 1), position), past_key_values=Cache(layers=list(seen)),
+              use_cache=True)
+    return seen[0].states[0][:, :, 0].to(torch.float32)
 
 
 def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:

@@ -191,16 +191,18 @@ class Followed(Sequence):
         self.finds = finds and not self.own
         self.reader: kvd.Reader | None = None
         self.decodes = False
-        f = keeping.frequencies
-        self.frequencies = f.data_ptr() if f is not None and "memshare" in methods else 0
+        self.rotation = keeping.frequencies if "memshare" in methods else None      # keeps the memory
+        self.frequencies = self.rotation.data_ptr() if self.rotation is not None else 0
         self.step = len(tokens)                 # first token of the step of reasoning in progress
         self.used = 0       # tokens that each layer and head has
         self.later = 0      # length at which a compaction that failed is tried again
         self.scores: list[torch.Tensor] = []    # of the pass in progress, layer by layer: [kv_heads, tokens]
+        self.scored: list[tuple[int, int, int]] = []    # the entries of which these are
         self.before: torch.Tensor | None = None         # what was seen before it
         self.probing = False                            # its tokens will not stay
         super().__init__(space, tokens, pad, salt)
-        self.kept = space.sequence(-(-max(most, len(tokens)) // self.size) + 1)
+        blocks = -(-max(most, len(tokens)) // self.size) + 1
+        self.kept = space.sequence(blocks + (blocks // LONG_STEP if self.frequencies else 0))      # with partial ones
         if self.found:
             self.kept.borrow(self.pin, tokens[:self.found])
             self._move(self.found // self.size, self.found)
@@ -276,7 +278,12 @@ class Followed(Sequence):
     def _has_too_many(self, new: int) -> bool:
         """Return whether more tokens than the budget are there with so many new ones; while decoding, some more may be."""
         slack = int(self.space.setting("keydiff.slack")) if self.length + new > len(self.prompt) else 0
+        if slack and self.moves:        # all that has left must come back for it
+            slack = max(slack, self._most() // 8)
         return 0 < self._most() < self.used + new - slack and self.own and self.publishing
+
+    def _layout(self) -> list[tuple[int, int, int]]:
+        return [(it.block, it.generation, it.tokens if it.data else 0) for it in self._entries()]
 
     def wants_scores(self) -> bool:
         due = self.probing or self.length + len(self.new) >= self.later and self._has_too_many(len(self.new))
@@ -287,6 +294,7 @@ class Followed(Sequence):
         [heads, tokens, dim]."""
         if layer == 0:
             self.scores.clear()
+            self.scored = self._layout()
             self.before = self.copy(self.length) if self.length else None
         before = None if self.before is None else self.before[layer, :, 0]
         keys, values = (states if before is None else torch.cat([before[i], states], 1) for i, states in enumerate(new))
@@ -295,12 +303,16 @@ class Followed(Sequence):
 
     def end_probe(self) -> None:
         """End a pass whose tokens do not stay, and keep what it needs."""
+        self.cut()
+        self._reduce()
+
+    def cut(self) -> None:
+        """Free blocks behind the row's tokens."""
         n = -(-(self.length - self.first) // self.size)
         self.new = []
         self.space.free(self.filling[n:])
         self.table.cut(n)
         del self.filling[n:]
-        self._reduce()
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -364,6 +376,10 @@ class Followed(Sequence):
         try:
             self._take_changes(0)
             tokens = self._tokens()
+            if self.keeping.scorer and self._layout()[:len(self.scored)] != self.scored:
+                raise kvd.Error(errno.EAGAIN, "the scores are of what was there before a change")
+            if self.moves:
+                self._fetch_all()
             sinks = min(int(self.space.setting("keydiff.sink_blocks")), len(tokens))
             end, newest = len(tokens), self.length - self.first
             while end > sinks and newest < round(self.space.setting("keydiff.recent_frac") * budget):
@@ -381,15 +397,42 @@ class Followed(Sequence):
         self.used = self.length - self.first + sum(tokens)
         return tokens
 
+    def _fetch_all(self) -> None:
+        gone = self._missing()
+        if gone:
+            self.kept.revive(gone)
+            self._take_changes(PATIENCE_S)
+        if self._missing():
+            raise kvd.Error(errno.EAGAIN, "blocks that have left do not come back now")
+
     def _compact(self, tokens: list[int], first: int, end: int, keep: int) -> None:
-        """Keep so many tokens of entries [first, end), of pieces in proportion."""
-        share, scores = keep / max(sum(tokens[first:end]), 1), self._take_scores()
-        for at in range(first, end if share < 1 else first, PIECE):
-            n, column = min(PIECE, end - at), sum(tokens[:at])
-            m = sum(tokens[at:at + n])
+        """Keep so many tokens of entries [first, end): all of those that are others' (MemShare), and of the rest those of
+        highest score, of pieces in proportion."""
+        flags, others = [it.flags for it in self._entries()], kvd.EntryFlags.SHARED | kvd.EntryFlags.BORROWED
+        own = [0 if it & others else n for it, n in zip(flags, tokens)]
+        mine, scores, done = sum(own[first:end]), self._take_scores(), 0
+        share = max(keep - sum(tokens[first:end]) + mine, 1) / max(mine, 1)
+        for at, n in self._pieces(flags, first, end if share < 1 else first, scores is not None):
+            column, m = sum(tokens[:at]), sum(own[at:at + n])
             columns = None if scores is None else scores[:, :, column:column + m].contiguous()
-            if self.kept.compact(at, n, max(round(share * m), 1), columns):
+            changing = self.kept.compact(at, n, max(round(share * m), 1), columns) if m else 0
+            if changing:
                 self._take_changes(PATIENCE_S)
+            done += changing
+        if not done:
+            self.later = self.length + self.size
+
+    def _pieces(self, flags: list[kvd.EntryFlags], first: int, end: int, whole: bool) -> list[tuple[int, int]]:
+        """Cut a range into pieces (first, n): `whole` ones contain no entries of others."""
+        pieces, at, others = [], first, kvd.EntryFlags.SHARED | kvd.EntryFlags.BORROWED
+        while at < end:
+            n = 1
+            while at + n < end and n < PIECE and not (whole and bool((flags[at] ^ flags[at + n]) & others)):
+                n += 1
+            if not (whole and flags[at] & others):
+                pieces.append((at, n))
+            at += n
+        return pieces
 
     def _take_scores(self) -> torch.Tensor | None:
         """Return the scores of what is seen [layers, kv_heads, tokens]; None: KeyDiff's."""
@@ -445,8 +488,8 @@ class Followed(Sequence):
     def _turned(self, states: torch.Tensor, delta: int) -> torch.Tensor:
         """Rotate the keys of a block that stands in for another one, delta positions after its own."""
         if delta:
-            assert self.keeping.frequencies is not None
-            angles = delta * self.keeping.frequencies.to(torch.float64)
+            assert self.rotation is not None
+            angles = delta * self.rotation.to(torch.float64)
             cos, sin = angles.cos().repeat(2), angles.sin().repeat(2)
             keys = states[:, 0].to(torch.float64)
             a, b = keys.chunk(2, -1)
