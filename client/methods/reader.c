@@ -26,10 +26,7 @@ double reader_setting(const struct kvd_reader *r, const char *name) {
 
 /* ---- the entries as they are ----------------------------------------------------------------- */
 
-/* Makes the rotations. Of more than READER_DELTAS distinct deltas, the last ones are ignored. */
 static void rotate(struct kvd_reader *r) {
-        uint32_t half = r->geometry->head_dim / 2;
-
         r->rotated = false;
         for (uint32_t i = 0; i < r->n_entries; i++) {
                 r->deltas[i] = r->frequencies && r->entries[i].data ? r->entries[i].delta : 0;
@@ -37,14 +34,8 @@ static void rotate(struct kvd_reader *r) {
         }
         if (!r->rotated)
                 return;
-        memset(r->rotation, 0, r->max_blocks * sizeof *r->rotation);
-        while (kvd_rotations(r->deltas, r->n_entries, r->frequencies, half, r->rotation,
-                             r->rotations, READER_DELTAS) == UINT32_MAX)
-                for (uint32_t i = r->n_entries; i-- > 0;)
-                        if (r->deltas[i]) {
-                                r->deltas[i] = 0;
-                                break;
-                        }
+        kvd_rotations(r->deltas, r->n_entries, r->frequencies, r->geometry->head_dim / 2,
+                      r->rotation, r->rotations, r->max_blocks);
 }
 
 static void list_used(struct kvd_reader *r) {
@@ -52,7 +43,7 @@ static void list_used(struct kvd_reader *r) {
 
         r->gaps = false;
         for (uint32_t i = 0; i < r->n_entries; i++) {
-                r->gaps |= n < i * bt && r->fill[i] > 0;
+                r->gaps |= r->fill[i] < bt;
                 for (uint32_t j = 0; j < r->fill[i]; j++)
                         r->used[n++] = i * bt + j;
         }
@@ -130,7 +121,7 @@ static bool allocate(struct kvd_reader *r, const float *frequencies) {
         r->used = sys->calloc(r->slots, sizeof *r->used);
         r->deltas = sys->calloc(r->max_blocks, sizeof *r->deltas);
         r->rotation = sys->calloc(r->max_blocks, sizeof *r->rotation);
-        r->rotations = sys->calloc((size_t)READER_DELTAS * dim, sizeof *r->rotations);
+        r->rotations = sys->calloc((size_t)r->max_blocks * dim, sizeof *r->rotations);
         r->mass = sys->calloc(r->max_blocks, sizeof *r->mass);
         r->hits = sys->calloc(r->max_blocks, sizeof *r->hits);
         if (!r->rows || !r->fill || !r->used || !r->deltas || !r->rotation || !r->rotations ||

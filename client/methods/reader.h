@@ -13,10 +13,7 @@
 #include "kernels/attend.h"
 #include "kernels/hshare.h"
 
-enum {
-        READER_DELTAS = 256, /* distinct deltas for which queries are rotated */
-        READER_PIECE = 16,   /* queries that wait for blocks together */
-};
+enum { READER_PIECE = 16 }; /* queries that wait for blocks together */
 
 struct kvd_reader {
         struct kvd_sequence *sequence;
@@ -35,11 +32,11 @@ struct kvd_reader {
         uint32_t *fill; /* [max_blocks] slots that hold tokens */
         uint32_t *used; /* [slots] slot of each column */
         uint32_t n_used;
-        bool gaps;           /* used is not 0, 1, 2, ... */
+        bool gaps;           /* some entry is not full */
         uint32_t renumbered; /* number of times that slots went out of use */
         int32_t *deltas;     /* [max_blocks] */
         uint32_t *rotation;  /* [max_blocks] */
-        float *rotations;    /* [READER_DELTAS][head_dim] */
+        float *rotations;    /* [max_blocks][head_dim] */
         bool rotated;        /* some delta is not 0 */
 
         uint32_t behind, n; /* tokens behind the entries with those of the pass, and of the pass */

@@ -126,7 +126,7 @@ static uint32_t rank(struct kvd_reader *p, uint32_t *fit) {
 
 /*
  * Moves the least needed blocks out, as far as room is needed for those that come. Blocks within
- * the budget are first in the order, and stay. What fails is done at the next occasion.
+ * the budget are first in the order, and stay. Whatever fails is tried again later.
  */
 static void make_room(struct kvd_reader *p, uint32_t n, uint32_t fit, uint32_t coming) {
         struct residency *r = p->residency;
@@ -184,7 +184,7 @@ static int revive(struct kvd_reader *p, uint32_t n) {
         return coming;
 }
 
-/* After the wait: whether all that were requested are here, of which there is an exact copy. */
+/* After the wait: -errno if a requested block that has an exact copy is still missing. */
 static int check_here(const struct kvd_reader *p, uint32_t n) {
         uint32_t gone = 0;
 

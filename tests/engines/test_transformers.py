@@ -963,6 +963,21 @@ def test_steps_that_repeat_keep_a_budget(server, space):
             small.check()
 
 
+def test_rows_of_steps(server, space):
+    """A batch whose first call has only padding in one row."""
+    (ids, _), = asked(1)
+    rows, mask = padded([reasoning(ids, 130) + reasoning(ids, 60), reasoning(ids[200:], 40)])
+    with following(server, "step-rows", memshare=1) as own, torch.no_grad():
+        with KvdCache(ours, own, rows, attention_mask=mask, step_ends=[END]) as cache:
+            positions, got = (mask.cumsum(1) - 1).clamp(0), []
+            for at in range(0, rows.shape[1], 64):
+                end = min(at + 64, rows.shape[1])
+                got.append(ours(rows[:, at:end], attention_mask=mask[:, :end], position_ids=positions[:, at:end],
+                                past_key_values=cache).logits)
+        right = alone(rows, attention_mask=mask, position_ids=positions).logits
+        assert (torch.cat(got, 1) - right)[mask.bool()].abs().max() < TOLERANCE
+
+
 def test_a_budget_of_blocks_that_have_left(server, space):
     """KeyDiff and KVReviver: they come back to be compacted."""
     settings = {"keydiff.budget": 400, "kvreviver.budget": 0.25}

