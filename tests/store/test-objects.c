@@ -55,13 +55,17 @@ static uint32_t length_of(const struct name *name) {
         return name->keyed ? 1 + name->seed % 3 : LONGEST - name->seed % 4;
 }
 
-/* The same words for an object and its twin; a vocabulary has all of them. */
+/*
+ * The same words for an object and its twin; a vocabulary has all of them. The first word of each
+ * block of a chain is its number: the 8-bit keys of equal blocks soon repeat, in buckets of 16.
+ */
 static const uint32_t *words_of(const struct space *space, const struct name *name) {
         static uint32_t words[LONGEST * KVD_MAX_BLOCK_TOKENS];
         uint32_t n = full(space, name);
 
         for (uint32_t i = 0; i < LONGEST * n; i++)
-                words[i] = name->seed * 100 + (name->keyed ? i % n : i) % KVD_KEY_MOST;
+                words[i] = name->seed * 100 + (name->keyed ? i % n : i) % KVD_KEY_MOST +
+                           (name->keyed || i % n ? 0 : i / n);
         return words;
 }
 
