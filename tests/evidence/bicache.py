@@ -12,7 +12,6 @@ from pathlib import Path
 import before
 import gathering
 import tasks  # noqa: F401  (finds language.py)
-from baselines import ask
 from certainty import Recall, Times, better, kept
 from engine import DIFFUSION, ROOT, Daemon, Failed, Programs, mean, threads
 from findings import HOLDS, NOT_REACHED, NOT_SHOWN, Aim, Claim, Findings, Plot, Table, claim_better, compared, verdict
@@ -100,7 +99,7 @@ def similarity(rows: list[dict]) -> dict[int, list[float]]:
     return {r: [mean(list(layer)) for layer in zip(*samples)] for r, samples in sorted(by_ratio.items())}
 
 
-def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick: bool) -> Findings:
+def run(programs: Programs, progress: Progress, quick: bool) -> Findings:
     items, fitted = requests(quick), others(quick)
     results: dict[str, dict] = {}
     tables: dict[str, dict[int, int]] = {}

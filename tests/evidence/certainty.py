@@ -37,10 +37,6 @@ class Recall:
     def interval(self) -> tuple[float, float]:
         return wilson(sum(self.answers), self.n)
 
-    def first(self, n: int) -> "Recall":
-        """The recall of the first n questions, which others were asked, too."""
-        return Recall(self.answers[:n])
-
     def __str__(self) -> str:
         low, high = self.interval()
         return f"{self.value:.2f} ({low:.2f} to {high:.2f})"

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from array import array
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,24 +46,6 @@ class Programs:
         return reports
 
 
-    def logits(self, prompt: str, *options: str, socket: str | None = None) -> tuple[array, dict]:
-        """The logits of every token of one prompt, row by row, and the report."""
-        with tempfile.TemporaryDirectory() as directory:
-            text, ids, out = (Path(directory) / name for name in ("prompt", "ids", "logits"))
-            text.write_text(prompt)
-            tokens = subprocess.run([str(self.kvlm), "--model", str(MODEL), "--tokenize", str(text)],
-                                    stdout=subprocess.PIPE, check=True)
-            ids.write_text("1 " + tokens.stdout.decode())
-            where = ["--socket", socket] if socket else ["--no-share"]
-            done = subprocess.run([str(self.kvlm), "--model", str(MODEL), "--tokens", str(ids), "--logits", str(out),
-                                   "--json", *where, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            if done.returncode:
-                raise Failed(f"kvlm --logits: {done.stderr.decode().strip()}")
-            values = array("f")
-            values.frombytes(out.read_bytes())
-        return values, json.loads(done.stdout.splitlines()[0])
-
-
 class Daemon(Instance):
     """A private kvd for as long as a `with` lasts."""
 
@@ -95,27 +75,5 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    n = len(ordered)
-    return (ordered[n // 2] + ordered[(n - 1) // 2]) / 2 if n else 0.0
-
-
 def threads() -> str:
     return str(min(2, os.cpu_count() or 1))
-
-
-def divergence(exact: array, other: array, vocabulary: int, every: int = 5) -> float:
-    """Mean KL divergence of the next-token distributions, in nats, over every fifth token of the second half."""
-    rows = len(exact) // vocabulary
-    total, n = 0.0, 0
-    for row in range(rows // 2, rows, every):
-        p = exact[row * vocabulary:(row + 1) * vocabulary]
-        q = other[row * vocabulary:(row + 1) * vocabulary]
-        p_top, q_top = max(p), max(q)
-        p_exp = [math.exp(x - p_top) for x in p]
-        p_sum, q_sum = sum(p_exp), sum(math.exp(x - q_top) for x in q)
-        shift = q_top - p_top + math.log(q_sum / p_sum)
-        total += sum(e * (x - y + shift) for e, x, y in zip(p_exp, p, q)) / p_sum
-        n += 1
-    return total / max(n, 1)

@@ -10,7 +10,6 @@ from pathlib import Path
 import before
 import pool
 import tasks
-from baselines import ask
 from certainty import Recall, Times, kept
 from engine import MODEL, Daemon, Programs, mean
 from findings import (HOLDS, NOT_REACHED, NOT_SHOWN, Aim, Claim, Findings, Plot, Table, aim_recall, compared,
@@ -52,7 +51,7 @@ def serve(programs: Programs, questions: list[tasks.Question], settings: list[st
     return pool.serve(programs, questions, ["hshare=on", *settings], "--decode-tail", str(TAIL))
 
 
-def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick: bool) -> Findings:
+def run(programs: Programs, progress: Progress, quick: bool) -> Findings:
     count, length = sizes(quick)
     questions = tasks.recall(count, length)
     runs: dict[str, pool.Run] = {}
@@ -63,8 +62,8 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
         runs[name] = serve(programs, questions, [*share_of(length), *ratio_settings(ratio)])
     progress.step("HShare: paper's profile")
     runs["paper's profile"] = serve(programs, questions, ["hshare.profile=paper", *share_of(length)])
-    progress.step("HShare: baselines")
-    beside = sparse(baselines, questions)
+    progress.step("HShare: full cache")
+    dense = pool.plain(programs, questions, "--decode-tail", str(TAIL))
     progress.step("HShare: times by ratio")
     ratios = {DEFAULT: share_of(length)} | {name: share_of(length) + ratio_settings(r) for name, r in RATIOS.items()}
     times = timed(programs, length, ratios)
@@ -75,16 +74,7 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
     progress.step("HShare: recall of the shipped 512 tokens in a long document")
     long = tasks.recall(max(count // 4, 5), 3600, seed="evidence-long")
     kept_long = (serve(programs, long, []).recall, pool.plain(programs, long))
-    return findings(count, length, runs, beside, times, by_length, kept_long)
-
-
-def sparse(baselines: ask.Baselines, questions: list[tasks.Question]) -> dict[str, Recall]:
-    """All baselines, which attend to as many tokens; their channels come from other documents."""
-    calibration = [tasks.ids_of(q) for q in tasks.recall(2, 800, seed="calibration")]
-    [channels] = baselines.each(ask.calibrated, [calibration])
-    named = {f"HShare {name}, as published": ratio for name, ratio in RATIOS.items()}
-    answers = baselines.each(ask.attended, [tasks.ids_of(q) for q in questions], SHARE, TAIL, channels, named)
-    return {name: pool.recall_of_tokens(questions, [a[name] for a in answers]) for name in answers[0]}
+    return findings(count, length, runs, dense, times, by_length, kept_long)
 
 
 def long_model(folder: Path, tokens: int) -> Path:
@@ -128,9 +118,8 @@ def crossover(by_length: dict[int, dict[str, Times]]) -> str:
     return f"faster in every round from {min(since):,} tokens on" if since else "at no measured length in every round"
 
 
-def findings(count: int, length: int, runs: dict[str, pool.Run], beside: dict[str, Recall], times: dict[str, Times],
+def findings(count: int, length: int, runs: dict[str, pool.Run], dense: Recall, times: dict[str, Times],
              by_length: dict[int, dict[str, Times]], long: tuple[Recall, Recall]) -> Findings:
-    dense = beside["dense"]
     table = Table(f"{count} facts in documents of {length} tokens, "
                   "a quarter of which is attended to while the question and "
                   f"the answer are decoded; ms in attention and selection per token, {ROUNDS} rounds taking turns",
@@ -141,7 +130,7 @@ def findings(count: int, length: int, runs: dict[str, pool.Run], beside: dict[st
                            f"{times['dense'].over(t)} x" if t else None,
                            mean([x["selections"] / x["decoded_tokens"] for x in r.reports]),
                            memory.share(memory.labels)])
-    table.rows += [[f"{name} (numpy)", str(r), None, None, None, None] for name, r in beside.items()]
+    table.rows.append(["kvlm, full cache", str(dense), str(times["dense"]), None, None, None])
     reach = Table("By length, with the shipped 16 + 64 + 432 tokens attended to",
                   ["tokens", "dense, ms a token", DEFAULT, "dense takes", "1/8", "dense takes"],
                   [[n, str(t["dense"]), str(t[DEFAULT]), f"{t['dense'].over(t[DEFAULT])} x", str(t["1/8"]),

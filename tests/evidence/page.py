@@ -89,8 +89,18 @@ def models(about: dict) -> str:
     """Which models have measured."""
     if "model" in about:
         return f"<code>--model {escape(str(about['model']))}</code>, a pretrained model in transformers"
-    return ("with the small models of the repository (1.5 and 1.9 million parameters, trained on synthetic text), in kvlm, "
-            "beside programs in numpy")
+    return "with the small models of the repository (1.5 and 1.9 million parameters, trained on synthetic text), in kvlm"
+
+
+def limits(about: dict) -> str:
+    """What the page cannot show."""
+    if "model" in about:
+        return ("Rows not called kvd are independent programs on the same weights. A claim about one model is none about "
+                "a larger one.")
+    return ("The methods are compared with the full cache, and with other settings of the same method. Small models show "
+            "whether the machinery works, and what a method does to a look-up. They do not show what a large model loses "
+            "on your data, nor whether another method is better: <code>sh tools/evidence --model smollm2</code> compares "
+            "with published methods (kvpress), int8 and int4, on a pretrained model.")
 
 
 def page(findings: list[Findings], about: dict) -> str:
@@ -103,11 +113,10 @@ def page(findings: list[Findings], about: dict) -> str:
             f"<style>{STYLE}</style><h1>kvd: the five methods, measured</h1>"
             f"<p>Every number on this page was measured by <code>sh tools/evidence</code> {models(about)}, on the machine "
             "that the last table names. The methods run as they ship, in a daemon, switched on by the settings of a space, "
-            "through the public calls. Rows not called kvd are independent programs on the same weights.</p>"
+            f"through the public calls. {limits(about)}</p>"
             "<p>A recall has an interval of 95 % (Wilson); differences are on the same questions, with "
             "Newcombe's paired interval and McNemar's exact test; times are medians of seven rounds in which the "
             "contenders take turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are "
-            "outside of these. Small models say how the methods compare and whether the machinery works, not what a large "
-            "model loses on your data.</p>"
+            "outside of these.</p>"
             f"{verdicts(findings)}<nav>{links}</nav>{''.join(section(f) for f in findings)}"
             f"<h2>Where it was measured</h2>{scrolled(f'<table>{facts}</table>')}</html>\n")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tasks
 from certainty import Recall
 from engine import Daemon, Programs, mean
+from findings import Table
 
 SPACE = "model"
 BLOCK = 16
@@ -52,22 +53,21 @@ class Memory:
     def share(self, part: float) -> str:
         return f"{part / self.full:.0%}"
 
-    def columns(self) -> list:
-        """The columns named by COLUMNS."""
-        kib = [round(part / 1024) for part in (self.cache, self.labels, self.copies, self.sketch, self.total)]
-        return [*kib, self.share(self.total)]
-
-
-COLUMNS = ["cache KiB", "labels KiB", "copies KiB", "sketch KiB", "total KiB", "of the full cache"]
-
 
 def recall_of(questions: list[tasks.Question], reports: list[dict]) -> Recall:
     return Recall(tuple(q.right(r["text"]) for q, r in zip(questions, reports)))
 
 
-def recall_of_tokens(questions: list[tasks.Question], answers: list[list[int]]) -> Recall:
-    """Like `recall_of`, but for the baselines' tokens."""
-    return Recall(tuple(q.right(tasks.TOKENS.decode(ids)) for q, ids in zip(questions, answers)))
+def memory_table(runs: dict[str, Run]) -> Table:
+    """All memory of a request, for each run by its name."""
+    table = Table("All memory of a request: labels, sketches and copies are counted",
+                  ["what", "recall", "cache KiB", "labels KiB", "copies KiB", "sketch KiB", "total KiB",
+                   "of the full cache"])
+    for name, run in runs.items():
+        it = run.memory()
+        table.rows.append([name, str(run.recall), *(round(part / 1024) for part in (
+            it.cache, it.labels, it.copies, it.sketch, it.total)), it.share(it.total)])
+    return table
 
 
 def space(daemon: Daemon, settings: list[str]) -> None:

@@ -20,8 +20,7 @@ import keydiff
 import kvreviver
 import memshare
 import together
-from baselines import ask
-from engine import MODEL, Failed, Programs, commit, processor
+from engine import Failed, Programs, commit, processor
 from findings import HOLDS, Findings
 from page import page
 from progress import Progress
@@ -35,12 +34,11 @@ def measure(programs: Programs, names: list[str], quick: bool) -> list[Findings]
     """Runs the parts. Each knows its number of steps beforehand."""
     progress = Progress(sum(PARTS[name].steps(quick) for name in names))
     findings = []
-    with ask.Baselines(MODEL) as baselines:
-        for name in names:
-            started = time.monotonic()
-            found = PARTS[name].run(programs, baselines, progress, quick)
-            found.summary += f" ({time.monotonic() - started:.0f} s)"
-            findings.append(found)
+    for name in names:
+        started = time.monotonic()
+        found = PARTS[name].run(programs, progress, quick)
+        found.summary += f" ({time.monotonic() - started:.0f} s)"
+        findings.append(found)
     progress.end()
     return findings
 

@@ -40,10 +40,6 @@ def prompts(questions: list[Question]) -> list[dict]:
     return [{"prompt": q.prompt} for q in questions]
 
 
-def accuracy(questions: list[Question], reports: list[dict]) -> float:
-    return sum(q.right(r["text"]) for q, r in zip(questions, reports)) / len(questions)
-
-
 # ---- reasoning that repeats itself -----------------------------------------------------------------------------------
 
 CHANGED = 0.15      # share of a repeated step's fillers that are replaced by other sentences
@@ -118,8 +114,3 @@ def reasoning(count: int, steps: int, repeats: int, tokens: int = 128, facts: in
         depth = find(ids, asked.core()) / len(ids)
         questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), depth))
     return questions
-
-
-def ids_of(question: Question) -> list[int]:
-    """The prompt's tokens, as in kvlm."""
-    return [1, *TOKENS.encode(question.prompt)]

@@ -16,6 +16,7 @@ except ImportError:
     print("skipped: no numpy")
     sys.exit(77)
 
+from certainty import Recall
 from findings import FAILS, HOLDS, NOT_SHOWN, NOT_TRIED
 from judge import plan, results, rows, ruler, texts
 from judge.bits import quantised
@@ -144,6 +145,15 @@ def test_the_form_that_is_answered_best_is_taken(folder: Path) -> None:
     assert plan.form(store, ["a", "b"]) == "b" and plan.form(store, ["a"]) == "a"
 
 
+def test_better_means_than_the_best_of_the_others() -> None:
+    def compare(ours: int, best: int) -> str:
+        recalls = {name: Recall(tuple(i < right for i in range(40)))
+                   for name, right in (*((it, 0) for it in results.RIVALS), (results.RIVALS[1], best), ("ours", ours))}
+        return results.against("ours", recalls.pop("ours"), recalls).verdict
+
+    assert compare(36, 20) == HOLDS and compare(20, 36) == FAILS and compare(36, 35) == NOT_SHOWN
+
+
 def test_verdicts_and_page(folder: Path) -> None:
     store = Store(folder / "page.jsonl", "c", "m", "t")
     asked(store, by_share)
@@ -151,6 +161,7 @@ def test_verdicts_and_page(folder: Path) -> None:
     regime, *against = found.claims
     assert regime.verdict == NOT_SHOWN and "77% of 7800" in regime.measured and "n = 32)" in regime.measured
     assert {it.verdict for it in against} == {FAILS} and all("StreamingLLM" in it.measured for it in against)
+    assert all("n = 32)" in it.measured for it in against), "a question counts once"
     same, *others = found.aims
     assert same.verdict == "reached" and len(others) == 4 + len(results.RECALLS)
     by_recall = {it.text.partition(":")[0]: it.verdict for it in others if "recall" in it.text}

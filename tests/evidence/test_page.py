@@ -15,12 +15,6 @@ import tempfile
 from html import escape, unescape
 from pathlib import Path
 
-try:
-    import numpy  # noqa: F401
-except ImportError:
-    print("skipped: no numpy")
-    sys.exit(77)
-
 from findings import FAILS, HOLDS, Aim, Claim, Findings, Plot, Table
 from page import page
 from svg import MOST, beside, draw, split
@@ -90,6 +84,14 @@ def test_many_lines() -> None:
     assert beside([("one", Plot("Recall", "x", "y", ours | others)), ("two", Plot("Recall", "x", "y", ours))]).count("<svg") > 5
 
 
+def test_limits_are_stated() -> None:
+    """The small models' page refers to --model for comparisons, and the pretrained model's has them."""
+    small, pretrained = page([], {"commit": "0"}), page([], {"commit": "0", "model": "a folder"})
+    refers, has = "compares with published methods", "independent programs on the same weights"
+    assert refers in small and has not in small
+    assert refers not in pretrained and has in pretrained
+
+
 def rendered(browser: str, html: str, folder: str) -> dict:
     """The browser's measurements of the page in frames of both widths."""
     frames = "".join(f"<iframe id='w{width}' width={width} height=800 style='border:0' srcdoc='{escape(html, quote=True)}'>"
@@ -108,6 +110,7 @@ def rendered(browser: str, html: str, folder: str) -> dict:
 
 def main() -> int:
     test_many_lines()
+    test_limits_are_stated()
     browser = shutil.which("chromium")
     if not browser:
         print("skipped: no chromium")

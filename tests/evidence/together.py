@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import before
 import pool
 import tasks
-from baselines import ask
 from certainty import Recall, kept
 from engine import Daemon, Programs, mean
 from findings import HOLDS, NOT_SHOWN, Aim, Claim, Findings, Plot, Table, aim_recall, compared, verdict
@@ -50,7 +49,7 @@ def one(programs: Programs, questions: list[tasks.Question], size: int, settings
                for name in ("label", "copy", "sketch")}}
 
 
-def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick: bool) -> Findings:
+def run(programs: Programs, progress: Progress, quick: bool) -> Findings:
     questions = tasks.reasoning(questions_of(quick), STEPS, REPEATS, TOKENS, seed="evidence-together")
     table = Table(f"{len(questions)} requests of about {STEPS * REPEATS * TOKENS} tokens, "
                   f"{PROCESSES} processes at a time",
