@@ -21,7 +21,7 @@ import kvreviver
 import memshare
 import together
 from engine import Failed, Programs, commit, processor
-from findings import HOLDS, Findings
+from findings import HOLDS, NOT_TRIED, Findings
 from page import page
 from progress import Progress
 from svg import beside
@@ -48,7 +48,8 @@ def summary(findings: list[Findings]) -> None:
     for f in findings:
         print(f"\n{f.title}")
         for claim in f.claims:
-            print(f"  {claim.verdict:14} {claim.measured}")
+            print(f"  {claim.verdict:14} "
+                  + (f"{claim.paper}: {claim.why}" if claim.verdict == NOT_TRIED else claim.measured))
         for aim in f.aims:
             print(f"  {aim.verdict:14} aim: {aim.text}: {aim.measured}")
 
