@@ -203,6 +203,7 @@ struct kvd_space_memory {
         uint32_t blocks;       /* number of blocks in the reserved range: all ids are below this */
         /* ids below this are mapped now; from here on, only blocks that the caller holds */
         uint32_t mapped;
+        const void *view; /* for libkvd: as in pins and blocks */
 };
 
 /*

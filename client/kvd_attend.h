@@ -30,7 +30,8 @@ extern "C" {
  * A sequence's blocks in order of position: position p is slot p % block_tokens of block
  * blocks[p / block_tokens]. All blocks belong to one layer group and one daemon, and are pinned or
  * being filled by the caller. view is that of the pin (kvd_pin.view) or of any of the blocks
- * (kvd_block.view); if these differ, the daemon was replaced in between.
+ * (kvd_block.view); if these differ, the daemon was replaced in between. If another process of the
+ * engine holds the blocks, it is that of the memory which has them (kvd_space_memory.view).
  */
 struct kvd_table {
         const void *view;

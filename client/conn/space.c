@@ -169,6 +169,7 @@ void view_memory(struct view *view, struct kvd_space_memory *ret) {
                 .blocks = is_fixed(view->space) ? view->space->fixed.blocks : view->ix->capacity,
                 .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)),
                               view->ix->capacity),
+                .view = view,
         };
 }
 

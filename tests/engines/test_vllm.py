@@ -406,11 +406,12 @@ def test_stages_by_copy(world: World) -> None:
     world.daemon.check()
 
 
-def program(name: str, *arguments: str) -> None:
-    """Runs a test of its own: it replaces parts of vLLM, or needs no model."""
+def program(name: str, *arguments: str) -> str:
+    """Runs a test of its own, which replaces parts of vLLM, needs no model, or has a daemon of its own."""
     done = subprocess.run([sys.executable, ROOT / "tests/engines" / name, *arguments], timeout=600, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return done.stdout
 
 
 def test_unsupported_features_are_refused_by_name(world: World) -> None:
@@ -423,6 +424,10 @@ def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:
 
 def test_the_manager_alone(world: World) -> None:
     program("vllm_manager.py", world.daemon.socket)
+
+
+def test_methods(world: World) -> None:
+    print(program("vllm_methods.py"), end="", flush=True)
 
 
 def test_groups_of_layers(world: World) -> None:
@@ -486,6 +491,7 @@ def test_the_examples(world: World) -> None:
         done = subprocess.run([sys.executable, ROOT / "client/python/examples" / name, MODEL, world.daemon.socket],
                               timeout=600, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return done.stdout
 
 
 # ---- models and features, one after the other in the processes of the world ------------------------------------------

@@ -210,9 +210,10 @@ class Child:
                                        "chains": len(ledger.chains), "state": ledger.state}
 
     def watch(self) -> bool:
-        """From now on, counts the scheduler's calls, and measures its thread's processor time; see seen()."""
+        """From now on, counts the scheduler's calls and the requests that run at once, and measures its thread's processor
+        time; see seen()."""
         self.counts = {"schedule": 0, "update_from_output": 0, "_preempt_request": 0}
-        self.seconds = dict.fromkeys(self.counts, 0.0)
+        self.seconds, self.most = dict.fromkeys(self.counts, 0.0), 0
 
         def watched(name: str, call):
             def wrapped(*arguments, **options):
@@ -222,6 +223,7 @@ class Child:
                 finally:
                     self.seconds[name] += time.thread_time() - start
                     self.counts[name] += 1
+                    self.most = max(self.most, len(self.scheduler.running))
             return wrapped
 
         for name in self.counts:
@@ -229,7 +231,7 @@ class Child:
         return True
 
     def seen(self) -> dict:
-        return {"steps": self.counts["schedule"], "preemptions": self.counts["_preempt_request"],
+        return {"steps": self.counts["schedule"], "preemptions": self.counts["_preempt_request"], "most": self.most,
                 "seconds": self.seconds["schedule"] + self.seconds["update_from_output"]}
 
 

@@ -99,6 +99,26 @@ def check_configurations() -> None:
         refused("several MTP layers", config, plain)
 
 
+def check_methods() -> None:
+    config, plain = config_of(methods=True), caches_of(FullAttentionSpec(**PLAIN))
+    space.refuse_in_place(config, plain)
+    for words, part, name, value in [
+            ("asynchronous scheduling", "scheduler_config", "async_scheduling", True),
+            ("methods with tensor or pipeline parallelism", "parallel_config", "tensor_parallel_size", 2),
+            ("methods with tensor or pipeline parallelism", "parallel_config", "pipeline_parallel_size", 2)]:
+        with changed(getattr(config, part), name, value):
+            refused(words, config, plain)
+    with changed(config, "speculative_config", speculation("ngram")):
+        refused("methods with speculation", config, plain)
+    for caches in (caches_of(FullAttentionSpec(**PLAIN, sliding_window=64)),
+                   caches_of(FullAttentionSpec(**PLAIN), FullAttentionSpec(**PLAIN | {"num_kv_heads": 4}))):
+        refused("methods with layers that differ", config, caches)
+    refused("methods with quantised caches", config,
+            caches_of(FullAttentionSpec(**PLAIN, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)))
+    with changed(space, "current_platform", SimpleNamespace(is_cpu=lambda: False)):
+        refused("methods with GPUs", config, plain)
+
+
 def check_gpus() -> None:
     """What is refused on GPUs only; a stand-in says that there are some."""
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
@@ -224,6 +244,6 @@ def check_layout() -> None:
 
 
 if __name__ == "__main__":
-    for check in (check_version, check_configurations, check_gpus, check_caches, check_spaces, check_spaces_of_drafts,
+    for check in (check_version, check_configurations, check_methods, check_gpus, check_caches, check_spaces, check_spaces_of_drafts,
                   check_layout):
         check()

@@ -12,6 +12,7 @@ from ._block import Block
 from ._native import HeadsStruct, SeenStruct, TableStruct, check, lib, number
 from ._pin import Pin
 from ._reader import Reader
+from ._tensor import Memory
 
 if TYPE_CHECKING:
     from ._sequence import Sequence as TokenSequence
@@ -65,13 +66,22 @@ class Table:
         if self._struct.view not in (None, view):
             return False
         self.base = self.base or _base_of(holder)
+        self._append(ids)
+        self._struct.view = view
+        return True
+
+    def _append(self, ids: Sequence[int]) -> None:
         n = len(self) + len(ids)
         if n > len(self._ids):
             self._ids = (c_uint32 * (2 * n))(*self._ids)
             self._struct.blocks = ctypes.addressof(self._ids)
         self._ids[len(self):n] = [number("id", it) for it in ids]
-        self._struct.view, self._struct.n_blocks = view, n
-        return True
+        self._struct.n_blocks = n
+
+    def assign(self, memory: Memory, ids: Sequence[int]) -> None:
+        """Replace all blocks by others in this memory, which another process of the engine holds."""
+        self.base, self._struct.view, self._struct.n_blocks = memory.base, memory._view, 0
+        self._append(ids)
 
     def replace(self, first: int, ids: Sequence[int]) -> None:
         """Replace blocks with others of the same content, as returned by Pin.seal()."""

@@ -68,7 +68,7 @@ class PlaceStruct(Structure):
 
 class MemoryStruct(Structure):
     _fields_ = [("base", c_void_p), ("sealed", c_void_p), ("block_bytes", c_uint64), ("blocks", c_uint32),
-                ("mapped", c_uint32)]
+                ("mapped", c_uint32), ("view", c_void_p)]
 
 
 class CountersStruct(Structure):

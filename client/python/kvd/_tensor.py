@@ -98,6 +98,7 @@ class Memory(View):
         """Number of blocks in the reserved range: all ids are below this."""
         self.mapped = int(struct.mapped)
         """Ids below this are mapped now; from here on, only blocks that the caller holds."""
+        self._view = struct.view
 
     def __repr__(self) -> str:
         return f"<kvd.Memory: {self.blocks} blocks of {self.block_bytes} bytes at {self.base:#x}, {self.mapped} mapped>"

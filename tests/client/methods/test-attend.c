@@ -308,6 +308,7 @@ static int attend_one(struct kvd_table t, uint32_t heads, float scale) {
 }
 
 START_TEST(what_has_no_place_is_refused) {
+        struct kvd_space_memory memory;
         struct kvd_table t;
 
         start_daemon();
@@ -331,6 +332,9 @@ START_TEST(what_has_no_place_is_refused) {
         expect_refused(attend_one(t, 2, 1.0f), "view");
         t.view = NULL;
         expect_refused(write_one(0, t), "view");
+        ck_assert_int_eq(kvd_space_memory(space, &memory), 0);
+        t.view = memory.view;
+        ck_assert_int_eq(attend_one(t, 2, 1.0f), 0);
         sequence.ids[0] = UINT32_MAX;
         expect_refused(write_one(0, table(0, 1)), "not mapped");
         sequence.ids[0] = 100000; /* of a segment that does not exist in the pool */

@@ -12,6 +12,7 @@ import torch
 
 import kvd
 
+from ._reduction import reduction, tokens_of
 from ._transformers_copy import gather
 
 log = logging.getLogger("kvd.engines.transformers")
@@ -146,7 +147,6 @@ class Sequence:
 METHODS = ("keydiff", "kvreviver", "hshare", "memshare")
 LONG_STEP = 3       # blocks: the step of reasoning after one this long begins in a block of its own
 NOTED = 32          # last queries of a prompt, from which the methods estimate what is needed
-PIECE = 1024        # entries that are compacted at a time, at most
 PATIENCE_S = 10
 
 
@@ -375,27 +375,20 @@ class Followed(Sequence):
             return
         try:
             self._take_changes(0)
-            tokens = self._tokens()
+            self._tokens()
             if self.keeping.scorer and self._layout()[:len(self.scored)] != self.scored:
                 raise kvd.Error(errno.EAGAIN, "the scores are of what was there before a change")
             if self.moves:
                 self._fetch_all()
-            sinks = min(int(self.space.setting("keydiff.sink_blocks")), len(tokens))
-            end, newest = len(tokens), self.length - self.first
-            while end > sinks and newest < round(self.space.setting("keydiff.recent_frac") * budget):
-                end -= 1
-                newest += tokens[end]
-            self._compact(tokens, sinks, end, max(budget - newest - sum(tokens[:sinks]), 1))
+            self._compact(budget)
         except kvd.Error as error:
             log.info("kvd: this request is reduced later: %s", error)
             self.later = self.length + self.size
         self._tokens()
 
-    def _tokens(self) -> list[int]:
-        """Return the tokens of each entry, and count them with those of the table."""
-        tokens = [0 if it.flags & kvd.EntryFlags.DROPPED else it.tokens for it in self._entries()]
-        self.used = self.length - self.first + sum(tokens)
-        return tokens
+    def _tokens(self) -> None:
+        """Count the tokens of the entries and of the table."""
+        self.used = self.length - self.first + sum(tokens_of(self._entries()))
 
     def _fetch_all(self) -> None:
         gone = self._missing()
@@ -405,34 +398,17 @@ class Followed(Sequence):
         if self._missing():
             raise kvd.Error(errno.EAGAIN, "blocks that have left do not come back now")
 
-    def _compact(self, tokens: list[int], first: int, end: int, keep: int) -> None:
-        """Keep so many tokens of entries [first, end): all of those that are others' (MemShare), and of the rest those of
-        highest score, of pieces in proportion."""
-        flags, others = [it.flags for it in self._entries()], kvd.EntryFlags.SHARED | kvd.EntryFlags.BORROWED
-        own = [0 if it & others else n for it, n in zip(flags, tokens)]
-        mine, scores, done = sum(own[first:end]), self._take_scores(), 0
-        share = max(keep - sum(tokens[first:end]) + mine, 1) / max(mine, 1)
-        for at, n in self._pieces(flags, first, end if share < 1 else first, scores is not None):
-            column, m = sum(tokens[:at]), sum(own[at:at + n])
-            columns = None if scores is None else scores[:, :, column:column + m].contiguous()
-            changing = self.kept.compact(at, n, max(round(share * m), 1), columns) if m else 0
+    def _compact(self, budget: int) -> None:
+        """Keep the tokens of highest score."""
+        scores, done = self._take_scores(), 0
+        for it in reduction(self.space, self._entries(), self.length - self.first, budget, own=scores is not None):
+            columns = None if scores is None else scores[:, :, it.column:it.column + it.tokens].contiguous()
+            changing = self.kept.compact(it.first, it.n, it.keep, columns)
             if changing:
                 self._take_changes(PATIENCE_S)
             done += changing
         if not done:
             self.later = self.length + self.size
-
-    def _pieces(self, flags: list[kvd.EntryFlags], first: int, end: int, whole: bool) -> list[tuple[int, int]]:
-        """Cut a range into pieces (first, n): `whole` ones contain no entries of others."""
-        pieces, at, others = [], first, kvd.EntryFlags.SHARED | kvd.EntryFlags.BORROWED
-        while at < end:
-            n = 1
-            while at + n < end and n < PIECE and not (whole and bool((flags[at] ^ flags[at + n]) & others)):
-                n += 1
-            if not (whole and flags[at] & others):
-                pieces.append((at, n))
-            at += n
-        return pieces
 
     def _take_scores(self) -> torch.Tensor | None:
         """Return the scores of what is seen [layers, kv_heads, tokens]; None: KeyDiff's."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -12,6 +13,9 @@ import kvd
 
 from ._vllm_groups import Groups, Kind
 from ._vllm_keys import PrefixKeys
+
+if TYPE_CHECKING:
+    from ._vllm_methods import Kept
 
 
 @dataclass
@@ -27,7 +31,8 @@ class Chain:
     objects are those that were looked up, by kind and end, before the request was admitted. Without pins, the request
     is not shared."""
 
-    __slots__ = ("request", "salts", "pins", "length", "blocks", "keys", "objects", "below", "tables", "ended")
+    __slots__ = ("request", "salts", "pins", "length", "blocks", "keys", "objects", "below", "tables", "ended",
+                 "kept")
 
     def __init__(self, request: Request, salt: int, pins: list[kvd.Pin], groups: Groups):
         self.request, self.salts, self.pins = request, groups.salts(salt), pins
@@ -38,6 +43,7 @@ class Chain:
         self.below = False              # there may be more of it below the pool
         self.tables: list[list[KVCacheBlock]] = []      # of the dense groups
         self.ended = not pins           # no further block is published
+        self.kept: Kept | None = None   # of a request that methods reduce
 
 
 @dataclass

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,6 +22,7 @@ from . import _vllm_events as events
 from ._vllm_groups import Groups
 from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
+from ._vllm_methods import Methods
 from ._vllm_pool import Manager
 from ._vllm_space import (block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place,
                           require_vllm, stages)
@@ -59,11 +60,12 @@ class PoolMemory(TorchFunctionMode):
 @dataclass
 class Step(KVConnectorMetadata):
     """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool to which the
-    scheduler attached for the era-th time."""
+    scheduler attached for the era-th time. kept: see Methods.rows()."""
 
     space: str
     top: int
     era: int
+    kept: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
 
 class KvdStats(KVConnectorStats):
@@ -104,7 +106,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
+        self.kept: dict[int, tuple[int, list[int]]] = {}    # of the step in progress
         self.ledger: Ledger | None = None
+        self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)
         self._place(kv_cache_config, stages(vllm_config), shares)
 
@@ -177,6 +181,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _map(self, step: Step) -> None:
         """Map memory by which the pool has grown, if a step uses it."""
+        self.kept = step.kept
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
@@ -207,6 +212,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32),
                              wait=float(self.extra("fetch_wait", 1.0)), retain=float(self.extra("retain", 0.25)))
         Manager.adopt(kv_cache_manager, self.ledger)
+        if self.extra("methods", False):
+            self.ledger.methods = Methods(self.ledger, kv_cache_manager.block_pool.null_block, *self.limits)
         events.begin(self.events, self.space, groups, self.ledger.salts, kv_cache_manager)
         super().bind_kv_cache_manager(kv_cache_manager)
 
@@ -224,7 +231,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                                                       if it in self.ledger.ours]
         self.ledger.trim()
         self.ledger.numbers.steps += 1
-        return Step(self.space.name, self.ledger.top, self.ledger.era)
+        methods = self.ledger.methods
+        kept = methods.rows(scheduler_output.num_scheduled_tokens) if methods else {}
+        return Step(self.space.name, self.ledger.top, self.ledger.era, kept)
 
     def update_connector_output(self, connector_output) -> None:
         self.ledger.publish()   # the step's output has arrived, so its writes are complete, on GPUs too

@@ -1,9 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout BLHNC (a block's layers are adjacent) for vLLM's CPU backend. Its kernels support any distance between
-blocks, but it declares only LBHNC. GPU backends declare BLHNC themselves.
+blocks, but it declares only LBHNC. GPU backends declare BLHNC themselves. For methods, the CPU backend gets another
+attention (_vllm_attention.py).
 
 This is an entry point of vllm.general_plugins (see wheel_of_kvd.py). It runs in every process of vLLM, before vLLM
-chooses a layout, and changes nothing unless this layout is requested."""
+chooses a layout, and changes nothing unless this layout, or methods, are requested."""
+
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def asks_for_methods(config: VllmConfig | None) -> bool:
+    """Return whether a configuration asks for methods."""
+    transfer = config.kv_transfer_config if config else None
+    return bool(transfer and transfer.kv_connector_module_path == "kvd.engines.vllm"
+                and transfer.get_from_extra_config("methods", False))
 
 
 def register() -> None:
@@ -15,3 +31,5 @@ def register() -> None:
     declared = CPUAttentionBackend.supported_kv_cache_layouts()
     if KVCacheLayout.BLHNC not in declared:
         CPUAttentionBackend.supported_kv_cache_layouts = classmethod(lambda cls: (*declared, KVCacheLayout.BLHNC))
+        from . import _vllm_attention
+        _vllm_attention.register()

@@ -35,6 +35,7 @@ from ._vllm_chain import Chain, Object, Plan
 from ._vllm_events import Salts
 from ._vllm_groups import Groups, Kind
 from ._vllm_keys import extra_key, salt_ahead, tokens_of
+from ._vllm_methods import Kept, Methods
 from ._vllm_retain import Hint, Retained
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
@@ -91,6 +92,7 @@ class Ledger:
         self.epoch = b""                                # changes when vLLM resets its cache, as for new weights
         self.state, self.retry = self.SERVING, 0.0
         self.tell = 0.0                                 # time of the next log line about a full pool
+        self.methods: Methods | None = None
         self.numbers = Numbers()
 
     # ---- blocks to fill
@@ -167,6 +169,13 @@ class Ledger:
         if block:
             (self.free if block.data and not block.posted else self.gone).append(block)
 
+    def move(self, block: KVCacheBlock) -> None:
+        """Take a block of ours out of vLLM's tables: it is in a table of the daemon now."""
+        self.used -= 1
+        self.forget_plan_of(block.block_id)
+        self.ours.pop(block.block_id)
+        block.ref_cnt = 0
+
     def end_use(self, block_id: int) -> None:
         """Note that one request does not use a block any more that it may have found as a part of an object."""
         uses = self.held.get(block_id)
@@ -203,27 +212,28 @@ class Ledger:
         self.drop_found()
         start = time.perf_counter()
         salt, pins, below = extra_key(request, self.epoch, min(self.size, self.groups.step)), [], False
+        kept = Kept() if self.methods and self.methods.follows(request) else None
         if self.groups.ahead:
             salt = salt_ahead(request, salt)
-        if salt is not None:
+        if salt is not None and not kept:
             self.salts.note(salt, request, self.groups.ahead)
             salts = self.groups.salts(salt)
             if request.skip_reading_prefix_cache or self.state is not self.SERVING:
                 pins = [kvd.Pin(self.space, salt=it) for it in salts]
             else:
                 self.space.catch_up()
-                tokens = self._words(request, 0, most // self.size)
+                tokens = self.words(request, 0, most // self.size)
                 found = [self._lookup(tokens, it) for it in salts]
                 below = any(pin.below for pin in found)
                 pins = self._cut(found, salts, tokens)
                 self.numbers.lookups += 1
                 self.numbers.tokens_asked += len(tokens)
         self.found = Chain(request, salt or 0, pins, self.groups)
-        self.found.below = below
+        self.found.below, self.found.kept = below, kept
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
 
-    def _words(self, request: Request, first: int, end: int) -> list[int]:
+    def words(self, request: Request, first: int, end: int) -> list[int]:
         """Return the words of blocks [first, end) of a request."""
         ahead = self.groups.ahead
         return tokens_of(request, first * self.size + ahead, end * self.size + ahead, self.size)
@@ -281,7 +291,7 @@ class Ledger:
         self.numbers.tokens_found += tokens
         if tokens < chain.length * self.size:
             chain.length = tokens // self.size
-            words = self._words(chain.request, 0, chain.length)
+            words = self.words(chain.request, 0, chain.length)
             chain.pins = self._cut(chain.pins, chain.salts, words)
 
     def _ask_below(self, chain: Chain) -> None:
@@ -289,7 +299,7 @@ class Ledger:
         first: as vLLM's null block, it must not receive fetched data."""
         if not self.fetch(1):
             return
-        tokens = self._words(chain.request, 0, (chain.request.num_tokens - 1) // self.size)
+        tokens = self.words(chain.request, 0, (chain.request.num_tokens - 1) // self.size)
         fetches: list[kvd.Fetch] = []
         try:
             fetches += [self.space.fetch(tokens, salt=it) for it in chain.salts]
@@ -395,7 +405,7 @@ class Ledger:
                 self.space.flush()
             except kvd.Error as error:      # what was refused is not found
                 logger.warning("kvd: %s", error)
-            words = self._words(chain.request, 0, chain.length)
+            words = self.words(chain.request, 0, chain.length)
             pins = [self._lookup(words, it) for it in chain.salts]
             for kind in self.groups.kinds:
                 pins += self._last_objects(chain, kind)
@@ -418,6 +428,8 @@ class Ledger:
         """Release a chain whose blocks are not read any more."""
         start = time.perf_counter()
         self._close_pins(chain)
+        if chain.kept:
+            chain.kept.close()
         self.numbers.let_go_s += time.perf_counter() - start
 
     # ---- publishing
@@ -455,9 +467,11 @@ class Ledger:
 
     def publish(self) -> None:
         """Publish blocks that finished steps have written."""
-        if not self.planned or self.state is not self.SERVING:
+        if self.state is not self.SERVING:
             return
         start = time.perf_counter()
+        if self.methods:
+            self.methods.reduce()
         for request_id, plan in list(self.planned.items()):
             chain = self.chains.get(request_id)
             if not chain or self._publish(chain, plan):
@@ -473,9 +487,7 @@ class Ledger:
     def _publish(self, chain: Chain, plan: Plan) -> bool:
         """Post the blocks that are complete, ignoring steps in flight, and tokens that were guessed and computed but are
         behind the request's end. Returns whether all that was planned is complete."""
-        request = chain.request
-        tokens = min(request.num_computed_tokens - request.num_in_flight_tokens,
-                     request.num_tokens - self.groups.ahead)
+        tokens = self.written(chain.request)
         done = tokens // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
             self._publish_chains(chain, done)
@@ -485,8 +497,12 @@ class Ledger:
                 self._publish_object(chain, key, blocks)
         return done >= plan.length and not plan.objects
 
+    def written(self, request: Request) -> int:
+        """Return how many of a request's tokens are complete in their blocks."""
+        return min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens - self.groups.ahead)
+
     def _publish_chains(self, chain: Chain, done: int) -> None:
-        words = self._words(chain.request, chain.length, done)
+        words = self.words(chain.request, chain.length, done)
         for pin, table in zip(chain.pins, chain.tables):
             mine = [self.ours[block.block_id] for block in table[chain.length:done]]
             if not self._post(chain, mine, lambda: pin.post(mine, words)):
@@ -507,11 +523,11 @@ class Ledger:
                 self.numbers.refused += 1
                 post()
         except kvd.Error as error:
-            self._could_not(chain, blocks, error)
+            self.could_not(chain, blocks, error)
         self.numbers.blocks_posted += sum(block.posted for block in blocks)
         return not chain.ended
 
-    def _could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
+    def could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
         """Keep the rest of the request private. If it is unknown whether blocks are still ours, another process may get
         them at any time: such a request is recomputed."""
         logger.warning("kvd: request %s is not published any further: %s", chain.request.request_id, error)

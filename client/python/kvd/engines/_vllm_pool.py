@@ -28,7 +28,10 @@ class Pool(BlockPool):
 
     def get_num_free_blocks(self) -> int:
         ledger = self.ledger
-        return len(ledger.free) + (ledger.space.available() + ledger.retained.blocks if self.admitting else 0)
+        if not self.admitting:
+            return len(ledger.free)
+        reserved = ledger.methods.reserved() if ledger.methods else 0
+        return len(ledger.free) + ledger.space.available() + ledger.retained.blocks - reserved
 
     def get_cached_block(self, block_hash: int, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
         ids = self.ledger.cached((block_hash + 1) * self.hash_block_size, kv_cache_group_ids)
@@ -96,7 +99,8 @@ class Pool(BlockPool):
         return True
 
     def get_usage(self) -> float:
-        return self.ledger.used / max(self.num_gpu_blocks - 1, 1)
+        kept = self.ledger.methods.kept() if self.ledger.methods else 0
+        return (self.ledger.used + kept) / max(self.num_gpu_blocks - 1, 1)
 
 
 class Manager(KVCacheManager):
@@ -123,13 +127,16 @@ class Manager(KVCacheManager):
         return self.create_kv_cache_blocks(blocks), tokens, tokens + uncached if uncached else 0
 
     @contextmanager
-    def _taking(self, more: int, hits: list[KVCacheBlock]) -> Iterator[None]:
+    def _taking(self, more: int, hits: list[KVCacheBlock], most: int | None) -> Iterator[None]:
         """Meanwhile, whenever vLLM counts the blocks that a request needs now, allocate them from the pool, and `more` if
-        the pool has them, so that vLLM finds them free. Blocks that were found have a reference, and are not free."""
+        the pool has them, so that vLLM finds them free. Blocks that were found have a reference, and are not free. most:
+        the largest number of blocks that the request has at a time, if it does not keep all."""
         coordinator, count = self.coordinator, self.coordinator.get_num_blocks_to_allocate
 
         def take(*arguments, apply_admission_cap: bool = False, **options) -> int:
             need = count(*arguments, apply_admission_cap=apply_admission_cap, **options)
+            if apply_admission_cap and most is not None:
+                need = min(need, most)
             self.block_pool.admitting = apply_admission_cap
             if not apply_admission_cap and not self.ledger.fetch(need + more) and more:
                 self.ledger.fetch(need)     # vLLM asks for no watermark if no other request runs
@@ -175,7 +182,8 @@ class Manager(KVCacheManager):
             return None
         groups = new_computed_blocks.blocks if new_computed_blocks else ()
         hits = [block for group in groups for block in group if not block.is_null]
-        with self._taking(0 if request.status == RequestStatus.RUNNING else self.watermark_blocks, hits):
+        most = self.ledger.methods.most_blocks(self.ledger.found) if self.ledger.methods else None
+        with self._taking(0 if request.status == RequestStatus.RUNNING else self.watermark_blocks, hits, most):
             blocks = super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
                                             *arguments, **options)
         if blocks is not None and request.request_id not in self.ledger.chains:

@@ -17,13 +17,14 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_interface import (AttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, KVQuantMode, MambaSpec,
-                                        MLAAttentionSpec, iter_layer_specs)
+from vllm.v1.kv_cache_interface import (AttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec,
+                                        KVQuantMode, MambaSpec, MLAAttentionSpec, iter_layer_specs)
 
 import kvd
 
 from ._common import weights
 from ._vllm_groups import is_dense, is_sparse
+from ._vllm_layout import asks_for_methods
 
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
@@ -92,6 +93,7 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
         # Model runner V2 zeroes blocks before its worker has mapped them, unless the scheduler is in the same process.
         (on_gpus and caches.needs_kv_cache_zeroing and parallel.distributed_executor_backend not in (None, "uni"),
          "blocks that are zeroed by workers in other processes on GPUs"),
+        *(_with_methods(config, caches) if asks_for_methods(config) else []),
         (not config.cache_config.enable_prefix_caching, "prefix caching disabled (--no-enable-prefix-caching)"),
         (config.observability_config.kv_cache_metrics, "KV cache residency metrics (--kv-cache-metrics)"),
     ])
@@ -109,6 +111,18 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     for tensor in caches.kv_cache_tensors:
         if len(strides) > 1 or tensor.offset + len(tensor.layers) * tensor.layer_stride > tensor.block_stride:
             raise RuntimeError(f"vLLM's blocks are not packed: {tensor}")
+
+
+def _with_methods(config: VllmConfig, caches: KVCacheConfig) -> list[tuple[bool, str]]:
+    parallel, specs = config.parallel_config, [spec for _, spec in layer_specs(caches)]
+    windows = any(getattr(specs[0], it, None) for it in ("sliding_window", "attention_chunk_size"))
+    others = [(not current_platform.is_cpu(), "GPUs"), (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
+              (any(spec != specs[0] for spec in specs) or type(specs[0]) is not FullAttentionSpec or windows,
+               "layers that differ, or have other than full attention"),
+              (getattr(specs[0], "kv_quant_mode", KVQuantMode.NONE) != KVQuantMode.NONE, "quantised caches"),
+              (parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1, "tensor or pipeline parallelism"),
+              (config.speculative_config is not None, "speculation")]
+    return [(is_so, f"methods with {name}") for is_so, name in others]
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
@@ -207,6 +221,8 @@ def _kernels(config: VllmConfig, spec: KVCacheSpec) -> str:
 def _attention_kernels(config: VllmConfig, spec: AttentionSpec) -> str:
     if not current_platform.is_cpu():
         return f"{current_platform.device_type}-{config.attention_config.backend or 'default'}"
+    if asks_for_methods(config):
+        return "cpu-kvd"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
     return "cpu-" + _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype)
 
@@ -227,6 +243,13 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
         [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
 
 
+def _planes(caches: KVCacheConfig, number: tuple[int, int]) -> kvd.Geometry:
+    """Return the geometry of blocks into which the daemon can look. Words that stand for pictures are not in a vocabulary."""
+    spec = _dense(caches)[0]
+    return kvd.Geometry(layers=len(_dense(caches)), kv_heads=spec.num_kv_heads, head_dim=spec.head_size, dtype=spec.dtype,
+                        vocab=2**32 - 1, block_tokens=spec.block_size, fingerprint=number)
+
+
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1), stage: int = 0,
                shares: int = 1) -> kvd.Space:
     """Open the space of this model, named after the model and its fingerprint, so that other models, versions and
@@ -239,9 +262,9 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     name = extra("space", None) or f"vllm-{slug}-{number[0]:016x}"
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
-    kernels = _kernels(config, _dense(caches)[0])
-    geometry = kvd.Geometry.opaque(_block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{kernels}"[:31].lower(),
-                                   block_tokens=block_tokens(caches), fingerprint=number)
+    geometry = _planes(caches, number) if asks_for_methods(config) else kvd.Geometry.opaque(
+        _block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{_kernels(config, _dense(caches)[0])}"[:31].lower(),
+        block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
     daemon.join(hashlib.sha256(config.kv_transfer_config.engine_id.encode()).digest()[:16])
     try:

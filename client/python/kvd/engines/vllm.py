@@ -17,7 +17,7 @@ which must change when they, or a draft model's, change; by default they are rea
 some gigabytes);
 fetch_wait (seconds that a new request waits for parts of its prompt from the daemon's file or servers, while other
 requests run; default 1; 0: do not wait, compute them); retain (share of the pool for prefixes that requests
-ask to keep; default 0.25).
+ask to keep; default 0.25); methods (default false: see below).
 
 It uses three hooks of the connector API. get_mem_pool_context answers the worker's single allocation with the pool's
 addresses. get_required_kvcache_layout selects a layout in which the layers of a block are adjacent, as in a block of
@@ -38,6 +38,17 @@ Speculation by n-gram, suffix, a draft model, or a draft head (EAGLE was run; EA
 The keys of a draft are in the blocks, too; vLLMs with another draft do not share. The keys of a head depend on the next
 token: vLLM alone does not use the last block that it finds, whereas kvd compares that token and uses the block. With a
 head, requests with pictures, and sessions of streaming input, are not shared.
+
+With "methods": true, on CPUs, blocks are planes into which the daemon can look, kvd's own attention reads them in place of
+vLLM's kernel, and vLLM follows KeyDiff:
+
+    kvctl space set SPACE keydiff=on keydiff.budget=1000        (SPACE is in vLLM's log, and in kvctl spaces)
+
+Requests that may exceed the budget keep so many tokens of each layer and head, in whole blocks, reduced after each step: for
+long prompts, set --max-num-batched-tokens low. They share no blocks, and vLLM admits as many as fit with their budgets. Other
+requests share prefixes as before, with vLLMs that have "methods", too. Needs a model with full attention in all layers; not
+with parallelism inside of the engine, asynchronous scheduling, or speculation. The other methods have no effect on vLLM
+(see _vllm_methods.py).
 
 Requests may ask that their prompt and answer be kept when they have ended, as agents do that wait for a tool:
 "kv_transfer_params": {"kvd_retain_s": 300, "kvd_priority": 1} with vLLM's "session_id". A newer request of the session
