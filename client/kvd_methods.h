@@ -139,7 +139,9 @@ enum kvd_cool { KVD_COOL_SPILL = 1, KVD_COOL_VAGUE = 2, KVD_COOL_DROP = 3 };
 
 /*
  * Offers the sequence's own blocks in slots[0..n) for removal from the pool. The daemon copies them
- * (and adds them to the sketch), and a later sync removes them. Returns how many will be removed.
+ * (and adds them to the sketch), and a later sync removes them. Returns how many will be removed:
+ * fewer than n if the memory for copies is not enough for all. If it is used up, so that no block
+ * can leave: -EDQUOT if the domain's share is, -ENOBUFS if that of all domains is at present.
  */
 int kvd_sequence_cool(kvd_sequence *sequence, uint32_t n, const uint32_t *slots, enum kvd_cool how);
 

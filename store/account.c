@@ -218,7 +218,7 @@ void account_close(struct space *space) {
 }
 
 /* The message reveals nothing about other domains. */
-static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
+int account_refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
         const struct domain *d = space_domain(space);
 
         d->store->account.short_of = (struct short_of){cost, n};
@@ -232,7 +232,7 @@ static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
 
 int account_charge(struct space *space, enum kvd_cost cost, uint64_t n) {
         if (n > account_room(space_domain(space), cost))
-                return refuse(space, cost, n);
+                return account_refuse(space, cost, n);
         change(space, cost, n);
         return 0;
 }

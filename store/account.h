@@ -29,6 +29,7 @@ bool account_below_guarantee(const struct domain *domain, enum kvd_cost cost);
  * Charges n to the space. -EDQUOT: its domain's limit; -ENOBUFS: the limit of all; sets store_why.
  */
 int account_charge(struct space *space, enum kvd_cost cost, uint64_t n);
+int account_refuse(struct space *space, enum kvd_cost cost, uint64_t n); /* as if that failed */
 void account_discharge(struct space *space, enum kvd_cost cost, uint64_t n);
 void account_add(struct space *space, enum kvd_cost cost, uint64_t n); /* charges without a check */
 void account_close(struct space *space); /* discharges all its costs */

@@ -433,7 +433,10 @@ struct sequence_report {
 };
 void sequence_report(struct attachment *attachment, uint32_t number, struct sequence_report *ret);
 
-/* how: enum kvd_cool. Returns the number of entries that will leave. */
+/*
+ * how: enum kvd_cool. Returns the number of entries that will leave. -EDQUOT, -ENOBUFS: none, since
+ * the memory for copies is used up.
+ */
 int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how,
                   const uint32_t *entries, uint32_t n);
 

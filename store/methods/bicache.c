@@ -207,6 +207,9 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
 
         if (error == 0)
                 error = check_sample(a, r, n_tokens, blocks, n_blocks);
+        if (error == 0)
+                error = space_summary_fd(a->space,
+                                         true); /* workers need it, also if bicache is off */
         if (error < 0)
                 return error;
         p = profile_of(a->space) ?: profile_new(a->space);

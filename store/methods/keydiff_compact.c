@@ -62,7 +62,8 @@ static int check_space(struct attachment *a, bool scored) {
                         "keys are stored before rotation, and a packed block has no positions");
         if (!scored && ix->geometry.dtype == KVD_dtype_i8)
                 return refuse(a, -EOPNOTSUPP, "8-bit values without a scale cannot be compared");
-        return 0;
+        return MIN(space_summary_fd(a->space, true),
+                   0); /* workers need it, also if keydiff is off */
 }
 
 static int check_range(struct attachment *a, const struct sequence *q,

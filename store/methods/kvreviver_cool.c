@@ -9,9 +9,11 @@
 
 #include <errno.h>
 
+#include "store/account.h"
 #include "store/file/cold_copies.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
+#include "store/tier/carry.h"
 
 /* Entries that wait to be revived may find room now. */
 static void room_again(struct sequence *q) {
@@ -41,20 +43,37 @@ static bool leave_again(struct sequence *q, uint32_t at) {
         return true;
 }
 
-/* *full: no room for a copy was found before; it is searched for only once per request. */
-static bool can_be_copied(struct space *space, enum kvd_cool how, bool *full) {
-        if (!is_on(space, KVD_kvreviver_on))
-                return false;
-        if (is_on(space, KVD_kvreviver_spill)) {
-                *full = *full || !copies_have_room(space);
-                if (!*full)
-                        return true;
-        }
-        return how == KVD_COOL_VAGUE &&
-               (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
+/*
+ * Entries that wait may need a sketch, which is made when they are copied. If there is memory for
+ * it now, another copy must not take that.
+ */
+static bool leaves_sketch(struct sequence *q, uint64_t sketch) {
+        return !sketch || !q->cool.n || !carry_spares(q->space, sketch) ||
+               carry_spares(q->space, sketch + space_block_bytes(q->space));
 }
 
-bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, bool *full) {
+/*
+ * Reserves the place of the copy, if there is to be one, so that a request that was accepted does
+ * not fail later. *missing: as in methods.h; memory is searched for only once per request.
+ */
+static bool take_room(struct sequence *q, struct entry *e, enum kvd_cool how, uint64_t *missing) {
+        bool spills = is_on(q->space, KVD_kvreviver_spill), vague = how == KVD_COOL_VAGUE;
+        uint64_t sketch = vague ? sketch_wanted(q, e->n_tokens) : 0;
+
+        if (!is_on(q->space, KVD_kvreviver_on) || (!spills && !vague))
+                return false;
+        if (spills && !*missing && leaves_sketch(q, sketch))
+                entry_place(q, e, copy_take(q->space));
+        if (e->place != KVD_NOWHERE)
+                return true;
+        if (vague && (!spills || is_on(q->space, KVD_kvreviver_drop)) &&
+            (!sketch || sketch_fits(q, sketch)))
+                return true;
+        *missing = MAX(sketch, space_block_bytes(q->space));
+        return false;
+}
+
+bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, uint64_t *missing) {
         struct entry *e = &q->entries[at];
 
         if (e->busy != IDLE || !entry_is_own(e) || block_of(q->space, kvd_ref_id(e->ref))->refs > 1)
@@ -69,7 +88,7 @@ bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, bool *full) 
                 return leave_again(q, at);
         if (e->flags & KVD_ENTRY_COMPACT) /* a packed block must not be approximated again */
                 how = KVD_COOL_SPILL;
-        if (!can_be_copied(q->space, how, full))
+        if (!take_room(q, e, how, missing))
                 return false;
         e->busy = COOL_WANTED;
         e->want = (uint8_t)how;
@@ -83,7 +102,7 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
                   uint32_t n) {
         struct sequence *q = sequence_find(a, number);
         int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
-        bool full = false;
+        uint64_t missing = 0;
         uint32_t offered;
         int cooling = 0;
 
@@ -93,10 +112,10 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
                 return r;
         offered = q->changes.n;
         for (uint32_t i = 0; i < n; i++)
-                cooling += cool_entry(q, entries[i], how, &full);
+                cooling += cool_entry(q, entries[i], how, &missing);
         if (q->changes.n > offered)
                 sync_news(q->space);
-        return cooling;
+        return cooling || !missing ? cooling : account_refuse(q->space, KVD_COST_spill, missing);
 }
 
 /* ---- the copy -------------------------------------------------------------------------------- */
@@ -107,23 +126,11 @@ static void stay(struct sequence *q, struct entry *e) {
         room_again(q);
 }
 
-/*
- * Finds a place for the copy. False: no place is left, but a copy is required. *full: as
- * above, per job.
- */
-static bool find_copy_room(struct sequence *q, bool vague, bool *full, uint32_t *ret) {
-        struct space *space = q->space;
-
-        *ret = is_on(space, KVD_kvreviver_spill) && !*full ? copy_take(space) : KVD_NOWHERE;
-        *full = *ret == KVD_NOWHERE;
-        return *ret != KVD_NOWHERE ||
-               (vague && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop)));
-}
-
-static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_t place,
-                      struct job *job) {
+/* The place is the job's until the worker has answered. */
+static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, struct job *job) {
         struct entry *e = &q->entries[at];
         struct kvd_job_item *item = job_add(job, e->ref, at);
+        uint32_t place = e->place;
 
         if (s)
                 sketch_enter(q, e, s);
@@ -134,45 +141,42 @@ static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_
         item->position = (int32_t)e->position;
         item->n_tokens = e->slots;
         e->busy = COOLING;
+        entry_place(q, e, KVD_NOWHERE);
 }
 
-struct looked { /* by one job: missing, and not searched for again */
-        bool room, sketch;
-};
-
-/* Writes one entry into the job. Returns false if it must wait for another job. */
-static bool write_one_spill(struct sequence *q, uint32_t at, struct looked *in_vain,
-                            struct job *job) {
+/*
+ * Writes one entry into the job. Returns false if it must wait for another job. *in_vain: no sketch
+ * was found before; it is searched for only once per job.
+ */
+static bool write_one_spill(struct sequence *q, uint32_t at, bool *in_vain, struct job *job) {
         struct entry *e = &q->entries[at];
         struct sketch *s = NULL;
-        uint32_t place;
 
         if (e->want == KVD_COOL_VAGUE && q->sketches && q->sketches->broken)
                 return false;
-        if (e->want == KVD_COOL_VAGUE && !in_vain->sketch) {
+        if (e->want == KVD_COOL_VAGUE && !*in_vain) {
                 s = sketch_for(q, e->n_tokens);
-                in_vain->sketch = !s;
+                *in_vain = !s;
         }
         if (s && job->sketch && job->sketch != s->number) {
                 sketch_drop_unused(q, s);
                 return false;
         }
-        if (!find_copy_room(q, s != NULL, &in_vain->room, &place)) {
-                sketch_drop_unused(q, s);
+        if (!s && e->place == KVD_NOWHERE) {
                 stay(q, e);
                 q->spent = q->n_own; /* or relief would ask again and again */
                 return true;
         }
         if (s)
                 job->sketch = s->number;
-        add_spill(q, at, s, place, job);
+        add_spill(q, at, s, job);
         return true;
 }
 
 static bool write_spill(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         uint32_t room = sketch_blocks(q, job), at;
-        struct looked in_vain = {0};
+        bool in_vain = false;
 
         while (job->n_items < room && (at = list_pop(q, &q->cool)) != NONE)
                 if (!write_one_spill(q, at, &in_vain, job)) {
@@ -191,8 +195,7 @@ static void copied(struct sequence *q, const struct job_item *item,
         uint32_t flags = (item->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
                          (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
 
-        e->place = item->place;
-        q->n_copies += e->place != KVD_NOWHERE;
+        entry_place(q, e, item->place);
         e->checksum = copy->checksum;
         e->row_generation = kvd_ref_generation(e->ref);
         offer_leave(q, item->at, flags);
@@ -209,12 +212,14 @@ static void not_copied(struct job *job, struct sequence *q, const struct job_ite
         q->spent = q->n_own;
 }
 
+/* The entries wait again, with the places that they had. */
 static void again(struct sequence *q, const struct job *job) {
         for (uint32_t i = job->n_items; i-- > 0;) {
                 struct entry *e = &q->entries[job->items[i].at];
 
+                sketch_leave(q, e, false);
+                entry_place(q, e, job->items[i].place);
                 e->busy = COOL_WANTED;
-                entry_set_leaving(q, e, true);
                 list_push_first(q, &q->cool, job->items[i].at);
         }
 }
@@ -225,13 +230,15 @@ static void settle_spill(struct job *job, enum job_end end, const void *results,
 
         if (q && end != JOB_DONE && job->sketch)
                 sketch_broken(q, sketch_find(q, job->sketch));
+        if (q && end == JOB_AGAIN) {
+                again(q, job);
+                return;
+        }
         for (uint32_t i = 0; i < job->n_items; i++)
                 if (q && end == JOB_DONE && copies[i].error == 0)
                         copied(q, &job->items[i], &copies[i]);
                 else
                         not_copied(job, q, &job->items[i]);
-        if (q && end == JOB_AGAIN)
-                again(q, job);
         if (q && end == JOB_DONE)
                 sync_news(q->space);
 }

@@ -118,16 +118,26 @@ static bool bury_one(struct space *space) {
         return true;
 }
 
+static uint64_t sketch_bytes(const struct sequence *q) {
+        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows);
+
+        return ALIGN_UP(kvd_sketch_bytes(rows, columns(q, rows),
+                                         cell_floats(space_geometry(q->space))),
+                        sys_page_bytes());
+}
+
+bool sketch_fits(const struct sequence *q, uint64_t bytes) {
+        return account_room(space_domain(q->space), KVD_COST_sketches) &&
+               account_room(space_domain(q->space), KVD_COST_files) &&
+               carry_spares(q->space, bytes);
+}
+
 static struct sketch *sketch_new(struct sequence *q) {
-        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows),
-                 floats = cell_floats(space_geometry(q->space));
-        uint32_t b = columns(q, rows);
-        uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), sys_page_bytes());
+        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows), b = columns(q, rows);
+        uint64_t bytes = sketch_bytes(q);
         struct sketch *s;
 
-        if (!b || !account_room(space_domain(q->space), KVD_COST_sketches) ||
-            !account_room(space_domain(q->space), KVD_COST_files) ||
-            !carry_spares(q->space, bytes) || !spill_charge(q->space, bytes))
+        if (!b || !sketch_fits(q, bytes) || !spill_charge(q->space, bytes))
                 return NULL;
         s = sys->calloc(1, sizeof *s);
         if (!s) {
@@ -141,7 +151,7 @@ static struct sketch *sketch_new(struct sequence *q) {
                              .bytes = bytes,
                              .rows = rows,
                              .columns = b};
-        if (make_memory(s, floats) < 0) {
+        if (make_memory(s, cell_floats(space_geometry(q->space))) < 0) {
                 sketch_close(q->space, s);
                 return NULL;
         }
@@ -186,14 +196,30 @@ static bool wants_another(const struct sequence *q, uint32_t n_sketches, uint32_
                n_sketches < DIV_UP(q->n_tokens, epoch_tokens(q));
 }
 
-struct sketch *sketch_for(struct sequence *q, uint32_t n_tokens) {
+/* One that takes the tokens. NULL: *another says whether a new one would be made. */
+static struct sketch *sketch_with_room(const struct sequence *q, uint32_t n_tokens, bool *another) {
         uint32_t n = 0;
 
         for (struct sketch *s = q->sketches; s; s = s->next, n++)
                 if (!s->broken && has_ordinals(q, s, n_tokens) &&
                     answers_for(q, (double)s->n_tokens + n_tokens, (double)s->rows * s->columns))
                         return s;
-        return wants_another(q, n, n_tokens) ? sketch_new(q) : NULL;
+        *another = wants_another(q, n, n_tokens);
+        return NULL;
+}
+
+struct sketch *sketch_for(struct sequence *q, uint32_t n_tokens) {
+        bool another = false;
+        struct sketch *s = sketch_with_room(q, n_tokens, &another);
+
+        return another ? sketch_new(q) : s;
+}
+
+uint64_t sketch_wanted(const struct sequence *q, uint32_t n_tokens) {
+        bool another = false;
+
+        sketch_with_room(q, n_tokens, &another);
+        return another ? sketch_bytes(q) : 0;
 }
 
 static void sketch_free_if_empty(struct sequence *q, struct sketch *s) {

@@ -44,6 +44,9 @@ static inline struct sketches *sketches_of(const struct space *space) {
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
 /* a sketch with room for n_tokens, created if necessary; NULL: none */
 struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens);
+/* bytes of the new one that sketch_for would need; 0: none */
+uint64_t sketch_wanted(const struct sequence *sequence, uint32_t n_tokens);
+bool sketch_fits(const struct sequence *sequence, uint64_t bytes); /* is there memory for it? */
 /* frees the sketch if it is empty; it may be NULL */
 void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch);
 /* like job_blocks, for jobs that use a sketch */
@@ -60,10 +63,11 @@ void entry_forget_sketch(struct sequence *sequence, uint32_t at);
 
 /* kvreviver_cool.c */
 /*
- * Lets an entry leave the pool. False: it cannot, or must not. *full: false before the first of
- * several calls, then passed on. The caller must call sync_news if changes were offered.
+ * Lets an entry leave the pool. False: it cannot, or must not. *missing: 0 before the first of
+ * several calls, then passed on: bytes for copies or a sketch that there was no memory for. The
+ * caller must call sync_news if changes were offered.
  */
-bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, bool *full);
+bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, uint64_t *missing);
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);

@@ -12,12 +12,16 @@
 #include "store/sequence/sequence.h"
 #include "store/tier/carry.h"
 
+void entry_place(struct sequence *q, struct entry *e, uint32_t place) {
+        q->n_copies += (place != KVD_NOWHERE) - (e->place != KVD_NOWHERE);
+        e->place = place;
+}
+
 void entry_erase_copy(struct sequence *q, struct entry *e) {
         if (e->place == KVD_NOWHERE)
                 return;
         place_erase(q->space, e->place);
-        q->n_copies--;
-        e->place = KVD_NOWHERE;
+        entry_place(q, e, KVD_NOWHERE);
 }
 
 static bool is_clean(const struct entry *e) {

@@ -46,9 +46,10 @@ struct entry {
         /* generation of the block that was copied; also in the copy's row of the summaries */
         uint32_t row_generation;
         uint32_t position; /* of its first token, in tokens */
-        uint32_t place;    /* of its exact copy; KVD_NOWHERE if none */
-        uint32_t sketch;   /* number of its sketch, if ordinal is set */
-        uint32_t ordinal;  /* of its first token in the sketch; KVD_NO_ORDINAL if none */
+        /* of its exact copy, or reserved for that (COOL_WANTED); KVD_NOWHERE if none */
+        uint32_t place;
+        uint32_t sketch;  /* number of its sketch, if ordinal is set */
+        uint32_t ordinal; /* of its first token in the sketch; KVD_NO_ORDINAL if none */
         uint32_t sketch_next, sketch_prev; /* entries of the same sketch; NONE if none */
         uint16_t n_tokens;                 /* tokens of the sequence that it stands for */
         uint16_t slots; /* slots of its block in use; differs from n_tokens if compact */
@@ -130,7 +131,7 @@ struct sequence {
         struct sketch *sketch_found; /* result of the last search among these; or NULL */
         uint32_t n_own;              /* resident entries of its own that are not shared */
         uint32_t n_leaving;          /* entries that are leaving */
-        uint32_t n_copies;           /* entries that have an exact copy, resident or not */
+        uint32_t n_copies;           /* entries that have the place of an exact copy */
         uint32_t n_fetching;         /* entries that are FETCHING */
         uint32_t compared;           /* step of the COMPARE job in flight */
         uint32_t n_compared;         /* steps before this one need not be compared */
@@ -227,6 +228,7 @@ void change_tell(struct sequence *sequence, uint32_t at);
 bool copies_have_room(struct space *space);
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
 void copies_clean(struct space *space);  /* an entry with a copy is resident again */
+void entry_place(struct sequence *sequence, struct entry *entry, uint32_t place);
 void entry_erase_copy(struct sequence *sequence, struct entry *entry);
 /* it is not revived */
 void revival_refused(struct sequence *sequence, uint32_t at);

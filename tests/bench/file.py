@@ -207,6 +207,7 @@ class Copies:
         return self.instance.stat("tiers")["tiers"][0]
 
     def leave(self, sequence) -> None:
+        import kvd
         tokens = [i % VOCAB for i in range(self.n * BLOCK_TOKENS)]
         while (there := len(sequence)) < self.n:
             blocks = self.space.alloc(min(CHAIN, self.n - there))
@@ -215,8 +216,8 @@ class Copies:
             first = there * BLOCK_TOKENS
             sequence.append(blocks, tokens[first:first + len(blocks) * BLOCK_TOKENS])
         while there := [i for i, entry in enumerate(sequence.entries()) if entry.data]:
-            sequence.cool(there, "vague" if self.where == "sketch" else "spill")
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, kvd.QuotaExceeded, kvd.PoolFull):   # until copies are in the file
+                sequence.cool(there, "vague" if self.where == "sketch" else "spill")
                 sequence.wait(1)
         if self.where == "file":
             until(lambda: self.tier()["copies"] >= self.n * (IN_MEMORY - 1) // IN_MEMORY)

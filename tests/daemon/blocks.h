@@ -34,6 +34,8 @@ uint32_t user_resident(struct user *u);
 uint32_t user_flags(struct user *u, uint32_t flag); /* returns the number of entries with it */
 void user_sync(struct user *u);
 
+/* Asks for entries to leave. Returns how many will; 0 also if the memory for copies is used up now. */
+uint32_t user_cool(struct user *u, uint32_t n, const uint32_t *slots, enum kvd_cool how);
 /* Spills or revives all entries, and waits until it is done. */
 void user_spill(struct user *u);
 void user_revive(struct user *u);

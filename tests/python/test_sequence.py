@@ -88,6 +88,24 @@ def test_blocks_leave_and_come_back(space):
             sequence.revive([0], "somehow")
 
 
+def test_cooling_without_memory_for_copies_fails_aloud(space):
+    size = space.geometry.block_bytes
+    with instance.Instance(*options(), "--set", f"daemon.spill={2 * size}") as it, kvd.connect(it.socket) as daemon:
+        with daemon.space("s", geometry()) as own, own.sequence(8) as sequence:
+            own.set("kvreviver", 1)
+            own.set("pressure", 0)
+            appended(own, sequence, 2, 4)
+            assert sequence.cool(range(4), "spill") == 2
+            with raises(kvd.QuotaExceeded, "exact copies in memory"):
+                sequence.cool(range(4), "spill")
+            assert sequence.wait(600) == 2 and sequence.stats().spilled == 2
+            with raises(kvd.QuotaExceeded, "exact copies in memory"):
+                sequence.cool([2], "vague")
+            assert sequence.cool([0], "spill") == 0     # it has left
+            assert sequence.cool([2], "drop") == 1
+        it.check()
+
+
 def test_compaction_leaves_fewer_blocks(space):
     space.set("keydiff", 1)
     with space.sequence(8) as sequence:

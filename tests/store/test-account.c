@@ -253,6 +253,44 @@ START_TEST(a_method_that_gets_no_memory_is_refused) {
         ck_assert_int_eq(space_set(space, "kvreviver", "on"), 0);
 }
 
+/*
+ * Requests that need a worker, and are possible while their method is off, were taken in a space
+ * whose summaries got no memory, and nothing happened.
+ */
+START_TEST(a_request_whose_worker_gets_no_memory_is_refused) {
+        struct space *space = space_of(greedy, "greedy");
+        struct attachment *a = fixture_attach(space);
+        static struct table t;
+        kvd_ref blocks[2];
+        uint64_t ticket;
+        const struct compact_request compact = {.n = 4,
+                                                .keep = 2 * BT,
+                                                .n_scores = 1,
+                                                .scores = blocks};
+        const struct critical_request critical = {.n_blocks = 1,
+                                                  .blocks = blocks,
+                                                  .queries = 1,
+                                                  .words = 1,
+                                                  .selected = 1};
+
+        table_open(&t, a, 8, false);
+        ck_assert_int_eq(table_append(&t, 4 * BT, 10), 0);
+        ck_assert_int_eq(space_allocate(a, 2, blocks), 2);
+        store->account.limit[KVD_COST_overhead] = store->account.used[KVD_COST_overhead];
+        account_shares_changed(store);
+        ck_assert_int_eq(sequence_compact(a, t.number, &compact), -EDQUOT);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "memory outside of the pool"));
+        ck_assert_int_eq(sequence_critical(a, t.number, &critical), -EDQUOT);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, &(uint32_t){0}, 1), -EDQUOT);
+        ck_assert_int_eq(space_sample(a, 50, 1, blocks, 2, &ticket), -EDQUOT);
+        ck_assert_uint_eq(store_jobs_waiting(store), 0);
+        store->account.limit[KVD_COST_overhead] *= 8;
+        account_shares_changed(store);
+        ck_assert_int_eq(sequence_compact(a, t.number, &compact), 4);
+        ck_assert_int_eq(sequence_critical(a, t.number, &critical), 0);
+        table_close(&t);
+}
+
 /* ---- one process ----------------------------------------------------------------------------- */
 
 START_TEST(one_process_cannot_take_all_attachments) {
@@ -337,6 +375,7 @@ SUITE("account", FIXTURE(set_up, tear_down),
             a_later_guarantee_is_taken_from_the_greedy, a_quota_is_a_share_of_every_cost,
             a_hog_leaves_newcomers_what_cannot_be_evicted, exact_copies_have_shares,
             indexes_and_pin_pages_have_a_limit, a_method_that_gets_no_memory_is_refused,
+            a_request_whose_worker_gets_no_memory_is_refused,
             one_process_cannot_take_all_attachments, one_process_cannot_take_all_leases,
             connections_of_one_process_share_a_quota,
             a_full_domain_does_not_wait_for_what_another_one_deleted))

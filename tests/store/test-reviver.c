@@ -250,7 +250,7 @@ START_TEST(copies_take_no_more_than_their_share) {
         ck_assert_int_eq(table_append(&u, 8 * BT, 10), 0);
         cooling = sequence_cool(u.a, u.number, KVD_COOL_SPILL, all, 8);
         work();
-        ck_assert_int_eq(cooling, 8);
+        ck_assert_int_eq(cooling, 2);
         ck_assert_uint_eq(table_sync(&u, NULL), 2);
         check_clean(other);
         table_check(&u);
@@ -261,6 +261,122 @@ START_TEST(copies_take_no_more_than_their_share) {
         ck_assert_uint_eq(table_sync(&u, NULL), 6);
         check_clean(other);
         table_close(&u);
+}
+END_TEST
+
+static void reopen(uint64_t spill_blocks) {
+        fixture_close();
+        fixture_open(64, spill_blocks);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        table_open(&t, a, 32, true);
+        ck_assert_int_eq(table_append(&t, 8 * BT, 10), 0);
+        work();
+}
+
+static void leaves(uint32_t n) {
+        ck_assert_uint_eq(work(), n > 0);
+        ck_assert_uint_eq(table_sync(&t, NULL), n);
+        check_clean(space);
+        table_check(&t);
+}
+
+/* It was taken, answered with success, and no block left. */
+START_TEST(cooling_without_memory_for_copies_fails_aloud) {
+        reopen(3);
+        /* as many as there is memory for, and no more */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 8), 3);
+        check_clean(space);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 8), -EDQUOT);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "exact copies in memory"));
+        leaves(3); /* what was accepted before */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 8), -EDQUOT);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 8), -EDQUOT);
+        ck_assert_uint_eq(store_jobs_waiting(store), 0);
+        /* nothing was asked of memory */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 3), 0);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_DROP, all + 7, 1), 1);
+        revive(KVD_REVIVE_EXACT, 1, 1, 0);
+        leaves(1 + 1); /* the one that is dropped, and the one that comes back */
+        /* a block that is back has a copy that gives way */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all + 3, 4), 1);
+        leaves(1);
+        table_close(&t);
+}
+END_TEST
+
+/* Without exact copies it is the sketch that gets no memory. */
+START_TEST(cooling_without_memory_for_a_sketch_fails_aloud) {
+        reopen(3);
+        set(space, "kvreviver.spill", "off");
+        set(space, "kvreviver.vague", "0.8");
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 8), -EDQUOT);
+        ck_assert_uint_eq(store_jobs_waiting(store), 0);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 8), 0); /* is off */
+        /* no memory is asked for: the setting says that no sketch may be made */
+        set(space, "kvreviver.vague", "0");
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 8), 8);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 0);
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+/* A sketch is made when blocks are copied, so the copies that are accepted before leave it memory. */
+START_TEST(copies_leave_memory_for_the_sketch_of_their_tokens) {
+        uint64_t sketch;
+
+        reopen(64);
+        set(space, "kvreviver.vague", "0.8");
+        sketch = sketch_wanted(sequence_find(a, t.number), BT);
+        ck_assert_uint_gt(sketch, BLOCK_BYTES);
+        reopen(sketch / BLOCK_BYTES + 2);
+        set(space, "kvreviver.vague", "0.8");
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 8), 2);
+        leaves(2);
+        for (uint32_t i = 0; i < 2; i++)
+                ck_assert_uint_eq(t.slots[i].flags,
+                                  KVD_ENTRY_OWN | KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 8), -EDQUOT);
+        table_close(&t);
+        /* a sketch that does not fit anyway takes no memory from copies */
+        reopen(3);
+        set(space, "kvreviver.vague", "0.8");
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 8), 3);
+        leaves(3);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_SPILLED);
+        table_close(&t);
+}
+END_TEST
+
+/* The memory of an accepted copy is reserved: another sequence cannot take it. */
+START_TEST(accepted_copies_keep_their_memory) {
+        struct table u;
+
+        reopen(3);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 2), 2);
+        table_open(&u, a, 32, true);
+        ck_assert_int_eq(table_append(&u, 8 * BT, 300), 0);
+        ck_assert_int_eq(sequence_cool(a, u.number, KVD_COOL_SPILL, all, 8), 1);
+        ck_assert(worker_take());
+        worker_die(); /* the next one repeats the job */
+        check_clean(space);
+        ck_assert_int_eq(sequence_cool(a, u.number, KVD_COOL_SPILL, all, 8), -EDQUOT);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 2);
+        ck_assert_uint_eq(table_sync(&u, NULL), 1);
+        check_clean(space);
+        ck_assert_int_eq(table_append(&u, BT, 400), 0);
+        table_close(&t);
+        idle();
+        /* one that waits gives its memory back when its sequence ends */
+        ck_assert_int_eq(sequence_cool(a, u.number, KVD_COOL_SPILL, all, 8), 2);
+        table_close(&u);
+        idle();
+        ck_assert_uint_eq(store->account.used[KVD_COST_spill], 0);
 }
 END_TEST
 
@@ -946,8 +1062,8 @@ static void one_step(void) {
         case 1:
         case 2:
                 random_slots(slots, &n);
-                ck_assert_int_ge(sequence_cool(a, t.number, 1 + random_below(&rnd, 2), slots, n),
-                                 0);
+                if (sequence_cool(a, t.number, 1 + random_below(&rnd, 2), slots, n) < 0)
+                        ck_assert_ptr_nonnull(strstr(store_why(store), "exact copies in memory"));
                 break;
         case 3:
                 random_slots(slots, &n);
@@ -1040,15 +1156,17 @@ SUITE("reviver", FIXTURE(setup, teardown),
             the_worker_is_told_where_tokens_stand, a_sketch_costs_the_daemon_no_mapping,
             what_is_not_taken_is_undone, unanswered_changes_are_proposed_again,
             a_broken_copy_is_never_shown, no_room_is_a_refusal,
-            copies_take_no_more_than_their_share, first_approximately_then_exactly,
-            an_approximation_cools_to_what_it_was, without_a_copy_a_sketch_is_all_there_is,
-            a_check_counts_a_sketch_once_wherever_it_stops, an_overloaded_sketch_revives_nothing,
-            what_was_not_wanted_does_not_come_back, a_sketch_takes_no_more_than_it_answers_for,
-            a_sketch_too_small_for_a_block_is_not_made, who_came_back_leaves_again_without_a_copy,
-            kept_copies_give_way_to_others, where_there_is_no_room_places_change,
-            who_does_not_make_way_is_not_asked_again, other_sketches_change_no_approximation,
-            a_lost_worker_loses_nothing, lost_twice_is_given_up,
-            a_half_written_sketch_is_made_anew_from_the_copies,
+            copies_take_no_more_than_their_share, cooling_without_memory_for_copies_fails_aloud,
+            cooling_without_memory_for_a_sketch_fails_aloud,
+            copies_leave_memory_for_the_sketch_of_their_tokens, accepted_copies_keep_their_memory,
+            first_approximately_then_exactly, an_approximation_cools_to_what_it_was,
+            without_a_copy_a_sketch_is_all_there_is, a_check_counts_a_sketch_once_wherever_it_stops,
+            an_overloaded_sketch_revives_nothing, what_was_not_wanted_does_not_come_back,
+            a_sketch_takes_no_more_than_it_answers_for, a_sketch_too_small_for_a_block_is_not_made,
+            who_came_back_leaves_again_without_a_copy, kept_copies_give_way_to_others,
+            where_there_is_no_room_places_change, who_does_not_make_way_is_not_asked_again,
+            other_sketches_change_no_approximation, a_lost_worker_loses_nothing,
+            lost_twice_is_given_up, a_half_written_sketch_is_made_anew_from_the_copies,
             a_sketch_that_cannot_be_made_anew_is_dropped),
       LOOPS(12, a_client_may_go_at_any_stage),
       TESTS(every_failing_call_is_survived, random_operations_keep_every_invariant))

@@ -52,7 +52,8 @@ class Mismatch(Error, FileExistsError):
 
 
 class PoolFull(Error):
-    """ENOBUFS: all blocks are pinned or being filled. Release some, or compute without storing."""
+    """ENOBUFS: all blocks are pinned or being filled, or the memory for copies of blocks is used up. Release some, or
+    compute without storing."""
 
 
 class QuotaExceeded(Error):

@@ -180,11 +180,12 @@ class Sequence:
         self._free_scores()
         return changed
 
-    def cool(self, slots: Iterable[int], how: str) -> None:
+    def cool(self, slots: Iterable[int], how: str) -> int:
         """Offer the sequence's own blocks for removal from the pool at a later sync: "spill" (an exact copy is kept),
-        "vague" (added to the sketch) or "drop"."""
+        "vague" (added to the sketch) or "drop". Returns how many will be removed: fewer than given if the memory for
+        copies is not enough for all. Raises kvd.QuotaExceeded or kvd.PoolFull if none will, since it is used up."""
         rows = array("I", slots)
-        check(lib.kvd_sequence_cool(self._open(), len(rows), rows.buffer_info()[0], _way(_COOL, how)))
+        return check(lib.kvd_sequence_cool(self._open(), len(rows), rows.buffer_info()[0], _way(_COOL, how)))
 
     def revive(self, slots: Iterable[int], how: str = "exact") -> None:
         """Request entries that are not resident; they arrive at a later sync: "exact", "approx", or "both", first

@@ -59,8 +59,7 @@ static void a_sketch_for_every_block(const struct hostile *h) {
         for (uint32_t k = 0; k < 40; k++) {
                 uint32_t q = methods_sequence(&a, 64), n = methods_append(&a, q, 60);
 
-                methods_ask(&a, MSG(cool, .space = a.space, .sequence = q, .how = KVD_COOL_VAGUE,
-                                    .slots = {slots, n * 4}));
+                methods_cool(&a, q, KVD_COOL_VAGUE, slots, n);
                 methods_sync(&a, q, 1, 20);
                 most = MAX(most, hostile_fds(h));
         }
@@ -116,8 +115,7 @@ static void stopped_with_changes(const struct hostile *h) {
                         uint32_t q = methods_sequence(&a, 64), slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
                         methods_append(&a, q, 16);
-                        methods_ask(&a, MSG(cool, .space = a.space, .sequence = q,
-                                            .how = KVD_COOL_VAGUE, .slots = {slots, sizeof slots}));
+                        methods_cool(&a, q, KVD_COOL_VAGUE, slots, ARRAY_SIZE(slots));
                         methods_ask(&a, MSG(cool, .space = a.space, .sequence = q,
                                             .how = KVD_COOL_DROP, .slots = {slots, sizeof slots}));
                         if (write(ready[1], "r", 1) != 1)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/daemon/hostile/methods.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,6 +23,21 @@ struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request) {
                 die("message %u: %s", request.number,
                     kvd_slice_copy(reply.error.text, text, sizeof text));
         return reply;
+}
+
+uint32_t methods_cool(const struct asker *a, uint32_t sequence, uint32_t how, const uint32_t *slots,
+                      uint32_t n) {
+        struct kvd_msg m = MSG(cool, .space = a->space, .sequence = sequence, .how = how,
+                               .slots = {slots, n * 4}),
+                       reply;
+
+        if (raw_call(a->fd, &m, &reply, NULL) != 1)
+                die("message %u ended the connection", m.number);
+        if (reply.number != KVD_MSG_error)
+                return reply.cool_reply.cooling;
+        if (reply.error.code != EDQUOT && reply.error.code != ENOBUFS)
+                die("cooling was refused with error %u", reply.error.code);
+        return 0;
 }
 
 void methods_set(const struct asker *a, const char *key, const char *value) {

@@ -24,6 +24,9 @@ uint32_t methods_sequence(const struct asker *a, uint32_t max_blocks);
 struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs,
                                       uint32_t n,
                                       const uint32_t *tokens); /* own blocks, all full */
+/* Returns how many entries will leave; 0 also if the memory for copies is used up. */
+uint32_t methods_cool(const struct asker *a, uint32_t sequence, uint32_t how, const uint32_t *slots,
+                      uint32_t n);
 /* n: at most 64. Returns the number of blocks appended. */
 uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n);
 

@@ -342,6 +342,18 @@ static struct kvd_msg cool_message(uint32_t first, uint32_t n) {
         return MSG(cool, seq_handle, sequence, 1, entries(first, n));
 }
 
+/* Returns how many entries will leave; 0 also if the memory for copies is used up. */
+static uint32_t cool(struct kvd_msg m) {
+        struct kvd_msg reply = peer_call(me, m);
+
+        if (reply.number == KVD_MSG_cool_reply)
+                return reply.cool_reply.cooling;
+        if (reply.number != KVD_MSG_error ||
+            (reply.error.code != EDQUOT && reply.error.code != ENOBUFS))
+                die("cool: message %u", reply.number);
+        return 0;
+}
+
 static struct kvd_msg revive_message(uint32_t first, uint32_t n) {
         return MSG(revive, seq_handle, sequence, 1, entries(first, n));
 }
@@ -718,7 +730,7 @@ static void open_more_sequences(void) {
                 reply = peer_ok(me, MSG(append, seq_handle, number, 1, taken(),
                                         {numbers, 4 * n_refs * 4}));
                 forget(&reply);
-                peer_ok(me, MSG(cool, seq_handle, number, 1, {all, sizeof all}));
+                cool(MSG(cool, seq_handle, number, 1, {all, sizeof all}));
         }
 }
 
@@ -751,8 +763,7 @@ static void no_room_for_copies(void) {
         for (uint32_t i = 0; full < RANGES && i < 4000; i++) {
                 settle();
                 instance_rest(&d);
-                reply = peer_ok(me, cool_message(first + i % RANGES * NAMED, NAMED));
-                full = reply.cool_reply.cooling ? 0 : full + 1;
+                full = cool(cool_message(first + i % RANGES * NAMED, NAMED)) ? 0 : full + 1;
         }
         for (uint32_t i = 0, n = 0; i < 4 * MOST_REPEATED && n < MOST_REPEATED &&
                                     (n < REPEATED || least / 1000 > REQUEST_US);
@@ -762,8 +773,8 @@ static void no_room_for_copies(void) {
                 settle();
                 instance_rest(&d);
                 began = instance_cpu_ns(&d);
-                reply = peer_ok(me, cool_message(first + RANGES * NAMED, NAMED));
-                if (reply.cool_reply.cooling) /* the worker has freed room meanwhile: retry */
+                /* the worker has freed room meanwhile: retry */
+                if (cool(cool_message(first + RANGES * NAMED, NAMED)))
                         continue;
                 least = MIN(least, since(began));
                 n++;
