@@ -192,6 +192,39 @@ int kvd_reader_end(kvd_reader *reader);
  */
 int kvd_reader_decode(kvd_reader *reader, uint32_t behind);
 
+/*
+ * Selects what one query needs most of the sequence, for engines that bring their own attention:
+ *
+ *  - KVD_SELECT_TOKENS: slots of tokens (see struct kvd_seen), by the labels of keys: the channels
+ *    of largest weight, at 4 bits. These are the critical tokens of HShare (ICLR 2025, equation 1),
+ *    with the labels of DoubleSparse (arXiv:2408.07092). A reader's attention selects alike.
+ *  - KVD_SELECT_BLOCKS: entries, by the share of the attention that these labels give their tokens.
+ *  - KVD_SELECT_BOUNDS: entries, by the largest score that any of their keys can have, from the
+ *    least and the largest value of each dimension (Quest, ICML 2024, algorithm 1): the sum over d
+ *    of max(q[d] * least[d], q[d] * most[d]). Needs no method and no daemon, and memory of
+ *    2 * head_dim floats for each layer, KV head and entry.
+ */
+enum kvd_select { KVD_SELECT_TOKENS = 1, KVD_SELECT_BLOCKS = 2, KVD_SELECT_BOUNDS = 3 };
+
+/*
+ * q is [heads][head_dim] floats, rotated for the query's position. The query heads of a KV head
+ * select together: by the sum of softmax(scale * score) over them. to is [kv_heads][n] and n_to
+ * [kv_heads], both the caller's: to[h * n] and following get n_to[h] <= n numbers of slots or
+ * entries, ascending; of equal ones the first. Fewer than n only if there are no more.
+ *
+ * The entries are those of the last kvd_reader_begin. By labels, entries are included that are not
+ * resident but can be revived; those that have no labels yet come first. By bounds, entries are
+ * excluded that were not resident at any selection of the layer. First and newest tokens, which
+ * most engines always attend to, are neither excluded nor preferred, and tokens behind the last
+ * entry are not among them. Nothing is fetched, and sharing between layers and heads is not followed.
+ *
+ * Returns 0. -EINVAL: no such layer, n is 0, or bounds of blocks on a GPU or of another type than
+ * f32, f16 and bf16. -EOPNOTSUPP: by labels, and neither hshare nor kvreviver was on when the
+ * reader was made. -ENOMEM
+ */
+int kvd_reader_select(kvd_reader *reader, uint32_t layer, enum kvd_select what, const float *q,
+                      uint32_t n, uint32_t *to, uint32_t *n_to);
+
 void kvd_reader_stats(const kvd_reader *reader, struct kvd_reader_stats *ret);
 
 #pragma GCC visibility pop

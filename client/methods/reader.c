@@ -98,6 +98,7 @@ int reader_wait(struct kvd_reader *r) {
 struct kvd_reader *kvd_reader_free(struct kvd_reader *r) {
         if (!r)
                 return NULL;
+        bounds_free(r);
         residency_free(r);
         selection_free(r);
         free(r->hits);
@@ -207,7 +208,7 @@ static int look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq
         return MIN(reader_fetch(r), 0);
 }
 
-static int check_pass(const struct kvd_reader *r, uint32_t layer) {
+int reader_check(const struct kvd_reader *r, uint32_t layer) {
         if (space_check(r->sequence->space) < 0)
                 return -ECHILD;
         return layer < r->geometry->layers ?
@@ -216,7 +217,7 @@ static int check_pass(const struct kvd_reader *r, uint32_t layer) {
 }
 
 int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq) {
-        int e = check_pass(r, layer);
+        int e = reader_check(r, layer);
 
         return e < 0 ? e : look(r, layer, q, ldq, 0, r->n);
 }
@@ -243,7 +244,7 @@ int kvd_reader_attention(struct kvd_reader *r, uint32_t layer, const struct kvd_
                          const struct kvd_heads *heads, const float *q, size_t ldq, float *out,
                          size_t ldo) {
         uint32_t most = r->ready && r->residency ? READER_PIECE : r->n;
-        int e = check_pass(r, layer);
+        int e = reader_check(r, layer);
 
         if (e == 0 && (heads->heads != r->group * r->geometry->kv_heads || table->n != r->n))
                 e = client_fail(-EINVAL, "%u heads and %u tokens in a pass of %u and %u",

@@ -51,10 +51,13 @@ struct kvd_reader {
 
         struct selection *selection; /* NULL if nothing needs to know which tokens matter */
         struct residency *residency; /* NULL if blocks stay unless the daemon moves them */
+        struct bounds *bounds;       /* NULL until kvd_reader_select needs them */
         struct kvd_reader_stats stats;
 };
 
 double reader_setting(const struct kvd_reader *, const char *name);
+/* 0; -ECHILD; -EINVAL: no such layer */
+int reader_check(const struct kvd_reader *, uint32_t layer);
 /* Takes entries and labels as they are now. No attention must be running. */
 void reader_refresh(struct kvd_reader *);
 /* Waits for requested blocks. Returns how many entries have changed, or 1 if that is unknown. */
@@ -109,6 +112,25 @@ void labels_refresh(struct kvd_reader *, uint32_t changed);
 void labels_score(struct kvd_reader *, uint32_t layer, uint32_t head, const float *q);
 /* After labels_score: raises the shares of the entries to those of this query. */
 void labels_share(struct kvd_reader *, uint32_t head);
+/*
+ * After labels_score: ranks slots without a label above all others, among columns [from, from + n).
+ * Returns how many there are.
+ */
+uint32_t labels_prefer_holes(struct kvd_reader *, uint32_t head, uint32_t from, uint32_t n);
+/* Selects the z slots of highest score among these columns, ascending. Returns how many. */
+uint32_t labels_top(struct kvd_reader *, uint32_t head, uint32_t from, uint32_t n, uint32_t z,
+                    uint32_t *to);
+
+/* ---- reader_bounds.c: Quest ---- */
+
+struct bounds;
+
+/* Prepares a layer, with the keys that are in the pool now. -EINVAL: on a GPU; -ENOMEM */
+int bounds_prepare(struct kvd_reader *, uint32_t layer);
+/* After that: selects the z entries of highest bound, ascending. Returns how many. */
+uint32_t bounds_top(struct kvd_reader *, uint32_t layer, uint32_t head, const float *q, uint32_t z,
+                    uint32_t *to);
+void bounds_free(struct kvd_reader *);
 
 /* ---- reader_select.c: HShare ---- */
 

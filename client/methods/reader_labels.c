@@ -8,6 +8,7 @@
  * twice the speed.
  */
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -156,4 +157,35 @@ void labels_share(struct kvd_reader *r, uint32_t head) {
                         share += weights[i * bt + j] / all;
                 d->share[i] = MAX(d->share[i], share);
         }
+}
+
+/* ---- the highest ----------------------------------------------------------------------------- */
+
+uint32_t labels_prefer_holes(struct kvd_reader *r, uint32_t head, uint32_t from, uint32_t n) {
+        const struct selection *s = r->selection;
+        uint32_t found = 0;
+
+        for (uint32_t c = from; c < from + n; c++)
+                if (!s->rows[r->used[c] / r->geometry->block_tokens]) {
+                        s->desks[head].total[r->used[c]] = FLT_MAX;
+                        found++;
+                }
+        return found;
+}
+
+uint32_t labels_top(struct kvd_reader *r, uint32_t head, uint32_t from, uint32_t n, uint32_t z,
+                    uint32_t *to) {
+        struct desk *d = r->selection->desks + head;
+        const float *scores = d->total + from;
+        uint32_t found;
+
+        if (r->gaps) {
+                for (uint32_t c = 0; c < n; c++)
+                        d->scores[c] = d->total[r->used[from + c]];
+                scores = d->scores;
+        }
+        found = r->selection->ops->top(to, scores, n, z, from, d->numbers);
+        for (uint32_t i = 0; r->gaps && i < found; i++)
+                to[i] = r->used[to[i]];
+        return found;
 }

@@ -8,7 +8,6 @@
  */
 
 #include <errno.h>
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -170,36 +169,12 @@ static uint32_t middle_of(const struct kvd_reader *r, uint32_t n, uint32_t *from
         return found == 0 || labelled <= *from ? 0 : MIN(found, labelled - *from);
 }
 
-/* Ranks unlabelled slots above all others. Returns how many there are. */
-static uint32_t prefer_holes(const struct kvd_reader *r, struct desk *d, uint32_t from,
-                             uint32_t n) {
-        const struct selection *s = r->selection;
-        uint32_t found = 0;
-
-        for (uint32_t c = from; s->holes && c < from + n; c++)
-                if (!s->rows[r->used[c] / r->geometry->block_tokens]) {
-                        d->total[r->used[c]] = FLT_MAX;
-                        found++;
-                }
-        return found;
-}
-
 /* After labels_score: selects slots among columns [from, from + n). Returns how many. */
 static uint32_t pick(struct kvd_reader *r, uint32_t head, uint32_t from, uint32_t n, uint32_t *to) {
         const struct selection *s = r->selection;
-        struct desk *d = s->desks + head;
-        uint32_t z = s->window.middle + prefer_holes(r, d, from, n), found;
-        const float *scores = d->total + from;
+        uint32_t holes = s->holes ? labels_prefer_holes(r, head, from, n) : 0;
 
-        if (r->gaps) {
-                for (uint32_t c = 0; c < n; c++)
-                        d->scores[c] = d->total[r->used[from + c]];
-                scores = d->scores;
-        }
-        found = s->ops->top(to, scores, n, z, from, d->numbers);
-        for (uint32_t i = 0; r->gaps && i < found; i++)
-                to[i] = r->used[to[i]];
-        return found;
+        return labels_top(r, head, from, n, s->window.middle + holes, to);
 }
 
 static void look_at(struct kvd_reader *r, uint32_t layer, uint32_t head, const float *q) {

@@ -7,9 +7,11 @@ import ctypes
 import errno
 import gc
 import os
+import signal
 import sys
 from array import array
 from contextlib import contextmanager
+from pathlib import Path
 
 from common import (DIM, HEADS, LAYERS, TOKENS, chain, fill, geometry, instance, kvd, main, np, options, raises, seal,
                     until)
@@ -482,6 +484,149 @@ def test_a_reader_selects_what_a_query_needs(_space):
         got, here = it.ask(q), {*PLANTED} - {PLANTED[1]}
         others = [slot for slot in range(4, 8 * TOKENS + 2) if slot // TOKENS != PLANTED[1] // TOKENS and slot not in here]
         assert any((got[0, 0] == it.seen(q, sorted([0, 1, 2, 3, *here, other, *newest]))[0, 0]).all() for other in others)
+        it.close()
+
+
+class Selecting(Reading):
+    """What select() must return, computed from the labels as they are documented, and from the keys."""
+
+    def label_scores(self, q: np.ndarray, layer: int, head: int) -> dict[int, np.ndarray]:
+        """For each entry that has labels, the scores of its tokens: [query head, token]."""
+        scores = {}
+        for i, entry in enumerate(self.sequence.entries()):
+            labels = self.sequence.labels(i)
+            if not labels or entry.flags & kvd.EntryFlags.DROPPED:
+                continue
+            n, at = labels.channels, layer * labels.layer_stride + head * labels.head_stride
+            first = (layer * HEADS + head) * n
+            rows = np.frombuffer(labels.data, "u1", entry.tokens * labels.label_bytes, at).reshape(entry.tokens, -1)
+            codes = np.stack([rows[:, :-4] & 15, rows[:, :-4] >> 4], 2).reshape(entry.tokens, -1)[:, :n]
+            least, step = np.ascontiguousarray(rows[:, -4:]).view("<f2").T.astype("f8")
+            scores[i] = np.stack([self.label(row[list(labels.channel[first:first + n])])
+                                  @ (least[:, None] + codes * step[:, None]).T for row in q[2 * head:2 * head + 2]])
+        return scores
+
+    @staticmethod
+    def label(channels: np.ndarray) -> np.ndarray:
+        """A query's channels at 4 bits."""
+        least = channels.min()
+        step = (channels.max() - least) / 15 or 1
+        return least + np.rint((channels - least) / step).astype("f8") * step
+
+    def weights(self, scores: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The sum of softmax over the query heads, of the entries' columns."""
+        every = np.concatenate([SCALE * it for it in scores.values()], 1)
+        every = np.exp(every - every.max(1, keepdims=True))
+        every = (every / every.sum(1, keepdims=True)).sum(0)
+        return dict(zip(scores, np.split(every, np.cumsum([it.shape[1] for it in scores.values()])[:-1])))
+
+    def bounds(self, q: np.ndarray, layer: int, head: int) -> dict[int, np.ndarray]:
+        scores = {}
+        for i, entry in enumerate(self.sequence.entries()):
+            if entry.data:
+                keys = self.entry(entry)[layer, 0, head]
+                row = q[2 * head:2 * head + 2]
+                scores[i] = np.maximum(row * keys.min(0), row * keys.max(0)).sum(1, keepdims=True)
+        return scores
+
+    def right(self, what: str, q: np.ndarray, layer: int, head: int) -> dict[int, float]:
+        if what == "bounds":
+            return {i: it[0] for i, it in self.weights(self.bounds(q, layer, head)).items()}
+        weights = self.weights(self.label_scores(q, layer, head))
+        if what == "blocks":
+            return {i: it.sum() for i, it in weights.items()}
+        return {i * TOKENS + j: weight for i, it in weights.items() for j, weight in enumerate(it)}
+
+    def check_selection(self, n: int, *kinds: str) -> None:
+        q = self.random.standard_normal((LAYERS, QUERIES, DIM), dtype="f4")
+        self.reader.begin(1, 1)
+        for what in kinds:
+            for layer in range(LAYERS):
+                for head, got in enumerate(self.reader.select(layer, q[layer].ctypes.data, n, what)):
+                    right = self.right(what, q[layer], layer, head)
+                    assert list(got) == sorted(set(got)) and len(got) == min(n, len(right)), (what, got)
+                    others = [weight for i, weight in right.items() if i not in got]
+                    assert min(right[i] for i in got) >= max(others, default=0) * (1 - 1e-4), (what, layer, head, got)
+
+
+def test_a_query_selects_what_it_needs(_space):
+    """By labels and by bounds: full entries, one that is not, compacted ones, one that has left, and one that is gone."""
+    with reading(hshare=1, kvreviver=1, keydiff=1, **{"kvreviver.budget": 1, "pressure": 0}) as space:
+        it = Selecting(space, [TOKENS] * 4 + [9] + [TOKENS] * 3, (20, 39, 50, 71))
+        it.prompt()
+        q = it.needing()
+        it.reader.begin(1, 1)
+        for layer in range(LAYERS):
+            for what, needed in ("tokens", [20, 39, 50, 71]), ("blocks", [1, 2, 3, 4]), ("bounds", [1, 2, 3, 4]):
+                got = it.reader.select(layer, q[layer].ctypes.data, 4, what)
+                assert [list(row) for row in got] == [needed] * HEADS, (what, got)
+        for n in 1, 3, 8, 200:
+            it.check_selection(n, "tokens", "blocks", "bounds")
+        assert it.sequence.compact(5, 3, TOKENS + 3) > 0 and it.sequence.wait(600) > 0
+        it.check_selection(5, "tokens", "blocks", "bounds")
+        it.sequence.cool([0], "drop")
+        it.sequence.wait(600)
+        it.check_selection(5, "tokens", "blocks", "bounds")
+        it.sequence.cool([2], "spill")
+        it.sequence.wait(600)
+        assert not it.sequence.entries()[2].data
+        it.check_selection(5, "tokens", "blocks")       # its labels remain
+        q = it.needing()
+        assert list(it.reader.select(0, q[0].ctypes.data, 1, "tokens")[0])[0] in (20, 39, 50, 71)
+        with raises(ValueError, "what must be one of tokens, blocks, bounds"):
+            it.reader.select(0, q[0].ctypes.data, 1, "pages")
+        with raises(kvd.Invalid, "layer 2 of 2"):
+            it.reader.select(LAYERS, q[0].ctypes.data, 1)
+        it.close()
+
+
+def test_bounds_of_wide_heads_have_all_dimensions(space):
+    """More than are measured together. A query of one dimension needs the block with the largest value there."""
+    if not np:
+        return
+    dim = 150
+    shape = kvd.Geometry(layers=1, kv_heads=1, head_dim=dim, vocab=50000, dtype="f32")
+    with space.daemon.space("wide", shape) as wide, wide.sequence(4) as sequence:
+        keys = np.random.default_rng(5).standard_normal((4, TOKENS, dim), dtype="f4")
+        for number, rows in enumerate(keys):
+            (block,) = wide.alloc(1)
+            np.ctypeslib.as_array((ctypes.c_float * rows.size).from_address(block.data))[:] = rows.ravel()
+            sequence.append([block], [1 + number] * TOKENS)
+        reader = kvd.Reader(sequence, 1, 1.0)
+        reader.begin(1, 1)
+        for d in range(dim):
+            q = np.zeros(dim, "f4")
+            for q[d] in 1, -1:
+                (got,) = reader.select(0, q.ctypes.data, 1, "bounds")
+                assert list(got) == [(keys[:, :, d] * q[d]).max(1).argmax()], (d, got)
+        reader.close()
+
+
+def test_what_has_no_labels_yet_is_selected_first(_space):
+    """The worker is stopped, so that the labels of new entries are not made."""
+    if not np:
+        return
+    with (instance.Instance(*options()) as server, kvd.connect(server.socket) as daemon,
+          daemon.space("s", geometry()) as space):
+        space.set("hshare", 1)
+        it, pid = Selecting(space, [TOKENS] * 4), server.process.pid
+        it.prompt()
+        children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        (worker,) = [child for child in children if b"--worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            it.append(4, 5)
+            it.reader.begin(1, 1)
+            assert it.sequence.labels(4) is None
+            q = it.random.standard_normal((LAYERS, QUERIES, DIM), dtype="f4")
+            for head, got in enumerate(it.reader.select(1, q[1].ctypes.data, 7)):
+                assert list(got)[2:] == [*range(4 * TOKENS, 4 * TOKENS + 5)] and len(got) == 7, got
+            assert all(len(got) == 2 and got[1] == 4 for got in it.reader.select(1, q[1].ctypes.data, 2, "blocks"))
+            assert [list(got) for got in it.reader.select(1, q[1].ctypes.data, 9, "bounds")] == [[0, 1, 2, 3, 4]] * HEADS
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        it.sequence.wait(600)
+        it.check_selection(7, "tokens", "blocks")
         it.close()
 
 

@@ -216,6 +216,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_reader_look": (c_int, (_HANDLE, c_uint32, _ADDRESS, ctypes.c_size_t)),
     "kvd_reader_end": (c_int, (_HANDLE,)),
     "kvd_reader_decode": (c_int, (_HANDLE, c_uint32)),
+    "kvd_reader_select": (c_int, (_HANDLE, c_uint32, c_int, _ADDRESS, c_uint32, _ADDRESS, _ADDRESS)),
     "kvd_reader_stats": (None, (_HANDLE, POINTER(ReaderStatsStruct))),
 }
 

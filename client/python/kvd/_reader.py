@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from ctypes import byref, c_void_p
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ class ReaderStats(NamedTuple):
     select_ns: int
     fetch_ns: int
     """Nanoseconds of estimating, and of waiting for blocks."""
+
+
+_SELECT = {"tokens": 1, "blocks": 2, "bounds": 3}
 
 
 class Reader:
@@ -53,6 +57,21 @@ class Reader:
         """Note what the queries of a prompt's pass need, whose attention is computed otherwise: [n, heads, head_dim], rows
         ldq floats apart. Of its queries the last 32 matter: a pass of only these may be described instead."""
         check(lib.kvd_reader_look(self._open(), number("layer", layer), q, ldq))
+
+    def select(self, layer: int, q: int, n: int, what: str = "tokens") -> list[array[int]]:
+        """What one query, [heads, head_dim] floats at address q, needs most of the sequence, for an attention of your own:
+        for each KV head up to n slots of "tokens", or indices of entries: "blocks" by the share of the attention that they
+        get, "bounds" by the largest score that any of their keys can have (Quest). Ascending; slot s is token s %
+        block_tokens of entry s // block_tokens. "tokens" and "blocks" go by labels (HShare), which remain when a block
+        leaves; entries without labels yet come first. Call begin() before. Raises kvd.NotSupported if neither hshare nor
+        kvreviver was on when the reader was made; "bounds" needs neither."""
+        if what not in _SELECT:
+            raise ValueError(f"what must be one of {', '.join(_SELECT)}, not {what!r}")
+        heads = self.sequence.space.geometry.kv_heads
+        to, found = array("I", bytes(4 * heads * number("n", n))), array("I", bytes(4 * heads))
+        check(lib.kvd_reader_select(self._open(), number("layer", layer), _SELECT[what], q, n, to.buffer_info()[0],
+                                    found.buffer_info()[0]))
+        return [to[head * n:head * n + found[head]] for head in range(heads)]
 
     def end(self) -> int:
         """End a pass. Once decoding has begun, blocks may leave. Returns how many entries may have changed."""

@@ -164,6 +164,115 @@ START_TEST(a_sequence_is_seen_as_it_is) {
 }
 END_TEST
 
+/* ---- bounds (Quest) -------------------------------------------------------------------------- */
+
+#define SCALE 0.3f
+
+/* What an entry's keys can score at most for a query head; a turned key never scores more. */
+static double bound(uint32_t entry, uint32_t first, uint32_t head, const float *q) {
+        int32_t delta = table->entries[entry].delta;
+        float least[DIM], most[DIM], back[DIM], turned[DIM];
+        double sum = 0;
+
+        for (uint32_t i = first; i < first + fills[entry]; i++)
+                for (uint32_t d = 0; d < DIM; d++) {
+                        const float *key = keys[i] + head * DIM;
+
+                        least[d] = i == first ? key[d] : fminf(least[d], key[d]);
+                        most[d] = i == first ? key[d] : fmaxf(most[d], key[d]);
+                }
+        turn(back, q, -delta);
+        for (uint32_t d = 0; d < DIM; d++)
+                sum += fmax((double)back[d] * least[d], (double)back[d] * most[d]);
+        for (uint32_t i = first; i < first + fills[entry]; i++) {
+                double score = 0;
+
+                turn(turned, keys[i] + head * DIM, delta);
+                for (uint32_t d = 0; d < DIM; d++)
+                        score += (double)q[d] * turned[d];
+                ck_assert_double_le(score, sum + 1e-4);
+        }
+        return sum;
+}
+
+/* The weight of each entry for a KV head: the sum of softmax over its query heads. */
+static void weigh(uint32_t head, const float *q, const bool known[ENTRIES], double ret[ENTRIES]) {
+        memset(ret, 0, ENTRIES * sizeof *ret);
+        for (uint32_t g = 0; g < QUERIES / HEADS; g++, q += DIM) {
+                double weight[ENTRIES] = {0}, all = 0;
+
+                for (uint32_t i = 0, first = 0; i < ENTRIES; first += fills[i++])
+                        weight[i] = known[i] ? exp(SCALE * bound(i, first, head, q)) : 0;
+                for (uint32_t i = 0; i < ENTRIES; i++)
+                        all += weight[i];
+                for (uint32_t i = 0; i < ENTRIES; i++)
+                        ret[i] += weight[i] / all;
+        }
+}
+
+/* Those that were selected weigh at least as much as those that were not; ascending. */
+static void expect_heaviest(const double weight[ENTRIES], const uint32_t *to, uint32_t n) {
+        double lightest = INFINITY;
+        bool chosen[ENTRIES] = {false};
+
+        for (uint32_t i = 0; i < n; i++) {
+                ck_assert_uint_lt(to[i], ENTRIES);
+                ck_assert(i == 0 || to[i] > to[i - 1]);
+                chosen[to[i]] = true;
+                lightest = fmin(lightest, weight[to[i]]);
+        }
+        for (uint32_t i = 0; i < ENTRIES; i++)
+                ck_assert(chosen[i] || weight[i] <= lightest + 1e-5);
+}
+
+static void expect_bounds(kvd_reader *reader, const bool known[ENTRIES]) {
+        uint32_t to[HEADS * (ENTRIES + 1)], n_to[HEADS], n_known = 0;
+        float q[QUERIES * DIM];
+        double weight[ENTRIES];
+
+        for (uint32_t i = 0; i < ENTRIES; i++)
+                n_known += known[i];
+        for (uint32_t i = 0; i < QUERIES * DIM; i++)
+                q[i] = 2 * random_float();
+        kvd_reader_begin(reader, 1, 1);
+        for (uint32_t n = 1; n <= ENTRIES + 1; n++) {
+                ck_assert_msg(kvd_reader_select(reader, 0, KVD_SELECT_BOUNDS, q, n, to, n_to) == 0,
+                              "%s", kvd_error());
+                for (uint32_t h = 0; h < HEADS; h++) {
+                        ck_assert_uint_eq(n_to[h], MIN(n, n_known));
+                        weigh(h, q + h * (QUERIES / HEADS) * DIM, known, weight);
+                        expect_heaviest(weight, to + h * n, n_to[h]);
+                }
+        }
+}
+
+START_TEST(bounds_select_the_blocks_whose_keys_may_score_most) {
+        const struct kvd_reader_options options = {.heads = QUERIES,
+                                                   .scale = SCALE,
+                                                   .frequencies = frequencies};
+        bool known[ENTRIES] = {true, false, true, true};
+        kvd_reader *reader;
+        uint8_t *data;
+
+        start(KVD_F32 + (uint32_t)_i / 2, _i % 2 ? KVD_HND : KVD_NHD);
+        ck_assert_int_eq(kvd_reader_new(table, &options, &reader), 0);
+        data = table->entries[1].data;
+        table->entries[1].data = NULL; /* not resident, and never seen */
+        expect_bounds(reader, known);
+        table->entries[1].data = data;
+        known[1] = true;
+        expect_bounds(reader, known);
+        table->entries[1].data = NULL; /* its bounds are known */
+        expect_bounds(reader, known);
+        table->entries[1].data = data;
+        table->entries[2].delta = 5;
+        table->entries[3].delta = -9;
+        expect_bounds(reader, known);
+        kvd_reader_free(reader);
+        stop();
+}
+END_TEST
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static int ask(struct kvd_seen seen, struct kvd_table t, uint32_t window) {
@@ -192,5 +301,31 @@ START_TEST(what_has_no_order_or_no_rotation_is_refused) {
 }
 END_TEST
 
-SUITE("attend-sequence", LOOPS(6, a_sequence_is_seen_as_it_is),
-      TESTS(what_has_no_order_or_no_rotation_is_refused))
+START_TEST(a_selection_that_is_not_possible_is_refused) {
+        const struct kvd_reader_options options = {.heads = QUERIES, .scale = SCALE};
+        uint32_t to[HEADS * ENTRIES], n_to[HEADS] = {7, 7};
+        static const float q[QUERIES * DIM];
+        kvd_reader *reader;
+
+        start(KVD_F32, KVD_HND);
+        ck_assert_int_eq(kvd_reader_new(table, &options, &reader), 0);
+        expect_refused(kvd_reader_select(reader, 1, KVD_SELECT_BOUNDS, q, 1, to, n_to), "layer 1");
+        expect_refused(kvd_reader_select(reader, 0, KVD_SELECT_BOUNDS, q, 0, to, n_to), "0 tokens");
+        expect_refused(kvd_reader_select(reader, 0, 4, q, 1, to, n_to), "no such way");
+        for (enum kvd_select what = KVD_SELECT_TOKENS; what <= KVD_SELECT_BLOCKS; what++) {
+                ck_assert_int_eq(kvd_reader_select(reader, 0, what, q, 1, to, n_to), -EOPNOTSUPP);
+                ck_assert_ptr_nonnull(strstr(kvd_error(), "hshare"));
+        }
+        ck_assert_uint_eq(n_to[0], 7);
+        /* without kvd_reader_begin there are no entries yet */
+        ck_assert_int_eq(kvd_reader_select(reader, 0, KVD_SELECT_BOUNDS, q, 1, to, n_to), 0);
+        ck_assert_uint_eq(n_to[0] + n_to[1], 0);
+        kvd_reader_free(reader);
+        stop();
+}
+END_TEST
+
+SUITE("attend-sequence",
+      LOOPS(6, a_sequence_is_seen_as_it_is, bounds_select_the_blocks_whose_keys_may_score_most),
+      TESTS(what_has_no_order_or_no_rotation_is_refused,
+            a_selection_that_is_not_possible_is_refused))
