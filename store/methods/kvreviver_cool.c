@@ -52,28 +52,37 @@ static bool leaves_sketch(struct sequence *q, uint64_t sketch) {
                carry_spares(q->space, sketch + space_block_bytes(q->space));
 }
 
+/* Which does not change during a request. */
+static uint64_t find_sketch(struct sequence *q, const struct entry *e, struct cool_room *room) {
+        if (!room->looked)
+                room->sketch = sketch_wanted(q, e->n_tokens);
+        room->looked = true;
+        return room->sketch;
+}
+
 /*
  * Reserves the place of the copy, if there is to be one, so that a request that was accepted does
- * not fail later. *missing: as in methods.h; memory is searched for only once per request.
+ * not fail later. Memory is searched for only until some is missing.
  */
-static bool take_room(struct sequence *q, struct entry *e, enum kvd_cool how, uint64_t *missing) {
+static bool take_room(struct sequence *q, struct entry *e, enum kvd_cool how,
+                      struct cool_room *room) {
         bool spills = is_on(q->space, KVD_kvreviver_spill), vague = how == KVD_COOL_VAGUE;
-        uint64_t sketch = vague ? sketch_wanted(q, e->n_tokens) : 0;
+        uint64_t sketch = vague ? find_sketch(q, e, room) : 0;
 
         if (!is_on(q->space, KVD_kvreviver_on) || (!spills && !vague))
                 return false;
-        if (spills && !*missing && leaves_sketch(q, sketch))
+        if (spills && !room->missing && leaves_sketch(q, sketch))
                 entry_place(q, e, copy_take(q->space));
         if (e->place != KVD_NOWHERE)
                 return true;
         if (vague && (!spills || is_on(q->space, KVD_kvreviver_drop)) &&
             (!sketch || sketch_fits(q, sketch)))
                 return true;
-        *missing = MAX(sketch, space_block_bytes(q->space));
+        room->missing = MAX(sketch, space_block_bytes(q->space));
         return false;
 }
 
-bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, uint64_t *missing) {
+bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, struct cool_room *room) {
         struct entry *e = &q->entries[at];
 
         if (e->busy != IDLE || !entry_is_own(e) || block_of(q->space, kvd_ref_id(e->ref))->refs > 1)
@@ -88,7 +97,7 @@ bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, uint64_t *mi
                 return leave_again(q, at);
         if (e->flags & KVD_ENTRY_COMPACT) /* a packed block must not be approximated again */
                 how = KVD_COOL_SPILL;
-        if (!take_room(q, e, how, missing))
+        if (!take_room(q, e, how, room))
                 return false;
         e->busy = COOL_WANTED;
         e->want = (uint8_t)how;
@@ -102,7 +111,7 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
                   uint32_t n) {
         struct sequence *q = sequence_find(a, number);
         int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
-        uint64_t missing = 0;
+        struct cool_room room = {0};
         uint32_t offered;
         int cooling = 0;
 
@@ -112,10 +121,11 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
                 return r;
         offered = q->changes.n;
         for (uint32_t i = 0; i < n; i++)
-                cooling += cool_entry(q, entries[i], how, &missing);
+                cooling += cool_entry(q, entries[i], how, &room);
         if (q->changes.n > offered)
                 sync_news(q->space);
-        return cooling || !missing ? cooling : account_refuse(q->space, KVD_COST_spill, missing);
+        return cooling || !room.missing ? cooling :
+                                          account_refuse(q->space, KVD_COST_spill, room.missing);
 }
 
 /* ---- the copy -------------------------------------------------------------------------------- */

@@ -62,12 +62,17 @@ void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void entry_forget_sketch(struct sequence *sequence, uint32_t at);
 
 /* kvreviver_cool.c */
+struct cool_room {        /* of one request; zeros at first */
+        uint64_t missing; /* bytes for a copy or sketch that there was no memory for */
+        uint64_t sketch;  /* looked: bytes of the sketch that is to be made; 0: none */
+        bool looked;
+};
+
 /*
- * Lets an entry leave the pool. False: it cannot, or must not. *missing: 0 before the first of
- * several calls, then passed on: bytes for copies or a sketch that there was no memory for. The
- * caller must call sync_news if changes were offered.
+ * Lets an entry leave the pool. False: it cannot, or must not, or room->missing. The caller must
+ * call sync_news if changes were offered.
  */
-bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, uint64_t *missing);
+bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, struct cool_room *room);
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);

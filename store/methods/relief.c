@@ -131,7 +131,7 @@ static uint32_t cut(const struct sequence *q, uint64_t n) {
 /* Lets up to n ranked entries of lowest priority leave. Returns their number. */
 static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
         uint32_t limit = cut(q, n), offered = q->changes.n, cooled = 0;
-        uint64_t missing = 0;
+        struct cool_room room = {0};
 
         /* entries at the limit last: not all of them may be needed */
         for (uint32_t pass = 0; pass < 2; pass++)
@@ -139,7 +139,7 @@ static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
                         const struct entry *e = &q->entries[i];
 
                         if (may_leave(q, e) && (pass ? e->priority == limit : e->priority < limit))
-                                cooled += cool_entry(q, i, how, &missing);
+                                cooled += cool_entry(q, i, how, &room);
                 }
         if (q->changes.n > offered)
                 sync_news(q->space);
