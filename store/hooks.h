@@ -44,9 +44,6 @@ struct hooks {
         /* frees the part's data of the attachment */
         void (*attachment_buried)(struct attachment *a);
 
-        /* Is the part on, and does it read summaries? If any does, summaries.c makes them. */
-        bool (*reads_summaries)(const struct space *space);
-
         /* A sequence. */
         void (*sequence_begins)(struct sequence *q);
         /* is work under way that the client waits for? */
@@ -77,8 +74,6 @@ int hooks_attachment_begins(struct attachment *a);
 bool hooks_attachment_stops(struct attachment *a);
 void hooks_attachment_ends(struct attachment *a);
 void hooks_attachment_buried(struct attachment *a);
-
-bool hooks_reads_summaries(const struct space *space);
 
 void hooks_sequence_begins(struct space *space, struct sequence *q);
 bool hooks_sequence_pending(const struct space *space, struct sequence *q);

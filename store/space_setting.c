@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space's policy, its size and the methods' settings (ipc/base/settings.def) may be changed while
+ * A space's policy, its size and the methods' settings (ipc/base/methods.def) may be changed while
  * it is in use. They are in the header of its index, where clients and workers read them.
  *
  * hshare.channels is the exception: the size of labels is part of the summaries' layout, so it is

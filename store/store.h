@@ -239,7 +239,7 @@ void space_get_usage(struct space *space, struct space_usage *ret);
 
 /*
  * key: "policy" (value: a word of enums.h), "max_blocks" (at most the capacity of the index, or 0),
- * or a name of settings.def.
+ * or a name of methods.def.
  */
 int space_set(struct space *space, const char *key, const char *value);
 /* Checks whether space_set would succeed; that does not depend on other settings. */

@@ -47,7 +47,8 @@ void summary_want(struct space *space, uint32_t id) {
 
 /* Blocks that were sealed while all methods were off need a summary, too. */
 static void setting_changed(struct space *space) {
-        bool before = space->parts.watched, now = hooks_reads_summaries(space);
+        bool before = space->parts.watched,
+             now = kvd_settings_read_summaries(space_index(space)->settings);
 
         space->parts.watched = now;
         if (before || !now)

@@ -54,13 +54,8 @@ void kvd_sequence_use(struct kvd_sequence *s, uint32_t slot, float mass, float h
 
 /* Dropped and shared entries have no summary of their own. */
 static bool has_summary(const struct kvd_sequence *s, const struct kvd_entry *e) {
-        const shm_u64 *settings = s->view->ix->settings;
-
         return !(e->flags & (KVD_ENTRY_DROPPED | KVD_ENTRY_SHARED)) &&
-               (kvd_setting_on(settings, KVD_hshare_on) ||
-                kvd_setting_on(settings, KVD_keydiff_on) ||
-                kvd_setting_on(settings, KVD_memshare_on) ||
-                kvd_setting_on(settings, KVD_kvreviver_on));
+               kvd_settings_read_summaries(s->view->ix->settings);
 }
 
 static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e,

@@ -22,30 +22,8 @@
 #define KVD_JOB_ITEMS 3840u
 
 enum kvd_job_kind {
-        KVD_JOB_SUMMARISE = 1, /* items: from block ref to row. No result */
-        /* items: blocks of a sequence or chain, in order. Result: a float each, priority 0 to 1 */
-        KVD_JOB_SCORE = 2,
-        /* items and steps of a sequence; step 0 is new. Result: struct kvd_match, best per block */
-        KVD_JOB_COMPARE = 3,
-        /* items: ref to place, and to the sketch if ordinal is set. Result: struct kvd_spilled */
-        KVD_JOB_SPILL = 4,
-        KVD_JOB_REVIVE = 5, /* items: to ref from place, or from the sketch with KVD_ENTRY_APPROX;
-                               also copies the summary from row to to_row, if that is set. Result:
-                               a u32 each, 0 or errno */
-        /* items: removes their tokens from the sketch, by their exact copies. Result: a u32 each */
-        KVD_JOB_FORGET = 6,
-        /* makes the sketch again from the exact copies of all items. Result: a u32 each */
-        KVD_JOB_REBUILD = 7,
-        /* HShare: items: blocks that hold selection bits. Result: bytes, see message critical */
-        KVD_JOB_CONFIG = 8,
-        KVD_JOB_COMPACT =
-                10, /* items: blocks to pack (SOURCE), destinations (DEST), and then the client's
-                       scores (SCORES), floats [layer][head][token of the sources], or, for
-                       KeyDiff's anchor, the rest of the sequence. Result: one u32, 0 or errno */
-        /* MemShare: items: pairs. Result: a float for each pair, their distance by the metric */
-        KVD_JOB_CALIBRATE = 11,
-        /* BiCache: items: pairs of blocks, by layer group. Result: 2 floats for each layer */
-        KVD_JOB_PROFILE = 9,
+#define KVD_JOB_KIND(NAME, name, number) KVD_JOB_##NAME = (number),
+#include "ipc/base/methods.def"
 };
 
 struct kvd_job {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Settings of spaces, from the table settings.def: parsing, formatting and defaults. A profile is a
+ * Settings of spaces, from the table methods.def: parsing, formatting and defaults. A profile is a
  * setting that sets others.
  */
 
@@ -21,7 +21,7 @@ static const struct kvd_setting_info settings_info[] = {
         {#method, #name, paper, serve, least, most, NULL, text},
 #define KVD_CHOICE(method, name, paper, serve, words, text) \
         {#method, #name, paper, serve, 0, 0, words, text},
-#include "ipc/base/settings.def"
+#include "ipc/base/methods.def"
 };
 
 const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which) {
@@ -42,6 +42,13 @@ int kvd_setting_by_name(const char *name) {
                 if (is_called(&settings_info[i], name))
                         return i;
         return -1;
+}
+
+bool kvd_settings_read_summaries(const shm_u64 *settings) {
+        return false
+#define KVD_METHOD(method, reads) || (reads && kvd_setting_on(settings, KVD_##method##_on))
+#include "ipc/base/methods.def"
+                ;
 }
 
 /* ---- values as text -------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
 #define KVD_BASE_SETTINGS_H
 
 /*
- * The methods' settings of a space, as settings.def lists them. The daemon writes them into the
+ * The methods' settings of a space, as methods.def lists them. The daemon writes them into the
  * index header, where clients and workers read them; each is one atomic word, and none depends on
  * another.
  */
@@ -16,7 +16,7 @@
 enum kvd_setting {
 #define KVD_NUMBER(method, name, paper, serve, least, most, text) KVD_##method##_##name,
 #define KVD_CHOICE(method, name, paper, serve, words, text) KVD_##method##_##name,
-#include "ipc/base/settings.def"
+#include "ipc/base/methods.def"
         KVD_N_SETTINGS
 };
 
@@ -50,6 +50,9 @@ static inline double kvd_setting_get(const shm_u64 *settings, enum kvd_setting w
         memcpy(&value, &bits, sizeof value);
         return value;
 }
+
+/* Is a method on that reads summaries? */
+bool kvd_settings_read_summaries(const shm_u64 *settings);
 
 static inline bool kvd_setting_on(const shm_u64 *settings, enum kvd_setting which) {
         return kvd_setting_get(settings, which) != 0;

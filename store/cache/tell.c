@@ -117,15 +117,6 @@ void hooks_attachment_buried(struct attachment *a) {
                         h->attachment_buried(a);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------- */
-
-bool hooks_reads_summaries(const struct space *space) {
-        EACH(space, h)
-                if (h->reads_summaries && h->reads_summaries(space))
-                        return true;
-        return false;
-}
-
 /* ---- sequences ------------------------------------------------------------------------------- */
 
 void hooks_sequence_begins(struct space *space, struct sequence *q) {

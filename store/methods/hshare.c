@@ -179,10 +179,4 @@ int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uin
         return 1;
 }
 
-static bool reads_summaries(const struct space *space) {
-        return is_on(space, KVD_hshare_on);
-}
-
-const struct hooks hshare_hooks = {.reads_summaries = reads_summaries,
-                                   .sequence_pending = pending,
-                                   .sequence_ends = end};
+const struct hooks hshare_hooks = {.sequence_pending = pending, .sequence_ends = end};

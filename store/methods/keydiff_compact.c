@@ -402,12 +402,7 @@ static void end(struct sequence *q) {
         drop_scores(q);
 }
 
-static bool reads_summaries(const struct space *space) {
-        return is_on(space, KVD_keydiff_on);
-}
-
-const struct hooks keydiff_compact_hooks = {.reads_summaries = reads_summaries,
-                                            .sequence_begins = begin,
+const struct hooks keydiff_compact_hooks = {.sequence_begins = begin,
                                             .sequence_pending = pending,
                                             .sequence_ends = end,
                                             .change = KVD_CHANGE_COMPACT,

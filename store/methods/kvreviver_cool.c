@@ -306,12 +306,7 @@ static void end(struct sequence *q) {
         job_withdraw(&q->cooling);
 }
 
-static bool reads_summaries(const struct space *space) {
-        return is_on(space, KVD_kvreviver_on);
-}
-
-const struct hooks kvreviver_cool_hooks = {.reads_summaries = reads_summaries,
-                                           .sequence_begins = begin,
+const struct hooks kvreviver_cool_hooks = {.sequence_begins = begin,
                                            .sequence_pending = pending,
                                            .sequence_ends = end,
                                            .change = KVD_CHANGE_LEAVE,

@@ -318,12 +318,7 @@ static void end(struct sequence *q) {
         job_withdraw(&q->comparing);
 }
 
-static bool reads_summaries(const struct space *space) {
-        return is_on(space, KVD_memshare_on);
-}
-
-const struct hooks memshare_hooks = {.reads_summaries = reads_summaries,
-                                     .sequence_begins = begin,
+const struct hooks memshare_hooks = {.sequence_begins = begin,
                                      .sequence_pending = pending,
                                      .sequence_ends = end,
                                      .change = KVD_CHANGE_REMAP,

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Each setting of ipc/base/settings.def must be read somewhere: an unread setting would be an empty promise.
+# Each setting of ipc/base/methods.def must be read somewhere: an unread setting would be an empty promise.
 #
 #       settings.sh ROOT
 set -u
 cd "${1:?usage: settings.sh ROOT}" || exit 2
 status=0
-for name in $(sed -n 's/^KVD_[A-Z]*(\([a-z]*\), \([a-z_]*\),.*/\1.\2/p' ipc/base/settings.def); do
+for name in $(sed -n 's/^KVD_[A-Z]*(\([a-z]*\), \([a-z_]*\),.*/\1.\2/p' ipc/base/methods.def); do
         method=${name%.*} setting=${name#*.}
         [ "$setting" != profile ] || continue # read when its method's other settings are set
         case $setting in
@@ -14,7 +14,7 @@ for name in $(sed -n 's/^KVD_[A-Z]*(\([a-z]*\), \([a-z_]*\),.*/\1.\2/p' ipc/base
         *) words="\"$name\"" ;;
         esac
         grep -rqF -e "KVD_${method}_$setting" -e "$words" store daemon client tools/kvlm && continue
-        echo "ipc/base/settings.def: nobody reads $name"
+        echo "ipc/base/methods.def: nobody reads $name"
         status=1
 done
 exit $status

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * methods: which methods are on, and their settings. The rows are those of settings.def. Each
+ * methods: which methods are on, and their settings. The rows are those of methods.def. Each
  * method's row counts the settings that differ from its profile.
  */
 

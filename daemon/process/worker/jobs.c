@@ -2,7 +2,7 @@
 
 /*
  * Decodes a job from its arguments, checks it, and calls its kind: the GPU's kernels if there are
- * any for it, or else the processor, with the blocks that it reads and writes staged. jobs.def
+ * any for it, or else the processor, with the blocks that it reads and writes staged. methods.def
  * lists the kinds.
  */
 
@@ -14,9 +14,8 @@
 #include "daemon/process/worker/spaces.h"
 
 static const struct job_kind *const kinds[] = {
-#define KVD_JOB_KIND(number, name) [KVD_JOB_##number] = &job_##name,
-#include "daemon/process/worker/jobs.def"
-#undef KVD_JOB_KIND
+#define KVD_JOB_KIND(NAME, name, number) [KVD_JOB_##NAME] = &job_##name,
+#include "ipc/base/methods.def"
 };
 
 static struct shape shape_of(const struct kvd_index *ix) {

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_PROCESS_WORKER_JOBS_H
 #define KVD_DAEMON_PROCESS_WORKER_JOBS_H
 
-/* The kinds of jobs that the worker does (jobs.def), and the function that runs a job. */
+/* The kinds of jobs that the worker does (methods.def), and the function that runs a job. */
 
 #include "daemon/process/worker/task.h"
 
@@ -13,9 +13,8 @@ struct job_kind {
         int (*on_device)(struct task *); /* on the GPU; if NULL or -ENOSYS, call is used instead */
 };
 
-#define KVD_JOB_KIND(number, name) extern const struct job_kind job_##name;
-#include "daemon/process/worker/jobs.def"
-#undef KVD_JOB_KIND
+#define KVD_JOB_KIND(NAME, name, number) extern const struct job_kind job_##name;
+#include "ipc/base/methods.def"
 
 /* Runs task->job, whose arguments have `bytes` bytes. 0, or a negative errno with task->why set. */
 int job_run(struct task *task, struct spaces *spaces, uint64_t bytes);

@@ -18,7 +18,7 @@
 #include <string.h>
 
 /*
- * Values of kvreviver.key_mode and kvreviver.hash (settings.def). The header has them plus 1; 0
+ * Values of kvreviver.key_mode and kvreviver.hash (methods.def). The header has them plus 1; 0
  * means that the sketch was not begun.
  */
 enum { KEYS_UNSIGNED, KEYS_SIGNED, KEYS_CENTRED };
