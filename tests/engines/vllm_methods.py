@@ -157,6 +157,13 @@ def test_an_engine_or_the_daemon_is_killed(it: Instance, alone: Engine, one: Eng
         two.kill()
     nothing_is_held(it)
     it.check()
+    with engine(it) as two:     # the daemon is replaced while both have nothing to do, and one meets the next first
+        two.ask(prompts[:1])
+        it.kill()
+        it.start()
+        two.ask([document(95 + i, 700) for i in range(4)])
+        switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
+        close(one.ask(prompts, max_tokens=100), expected)
     one.tell(op="generate", prompts=prompts, max_tokens=400)
     time.sleep(1)
     it.kill()

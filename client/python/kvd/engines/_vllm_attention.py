@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +32,10 @@ ALONE = 1 << 14         # scores of a step below which one thread computes them 
 @lru_cache
 def _threads(n: int) -> ThreadPoolExecutor:
     """Threads that run on the processors of all threads of this process: vLLM binds each to one."""
-    processors = set().union(*(os.sched_getaffinity(int(it)) for it in os.listdir("/proc/self/task")))
+    processors: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):      # it has ended
+            processors |= os.sched_getaffinity(int(thread))
     return ThreadPoolExecutor(n, initializer=lambda: os.sched_setaffinity(0, processors))
 
 
@@ -39,16 +43,16 @@ class Step:
     """The requests of a step: a table for each piece of a request, with the place of its first query in the batch, the
     first query's position in the table, and the number of queries."""
 
-    def __init__(self, space: kvd.Space, kept: dict[int, tuple[int, list[int]]], metadata: CPUAttentionMetadata):
+    def __init__(self, connector: Any, metadata: CPUAttentionMetadata):
+        space, self.memory = connector.space, connector.memory
         self.parts: list[tuple[kvd.Table, int, int, int]] = []
-        self.memory = space.memory()
         self.threads, work = torch.get_num_threads(), 0
         size, starts = space.geometry.block_tokens, metadata.query_start_loc.tolist()
         lengths, tables = metadata.seq_lens.tolist(), metadata.block_table
         slots = metadata.slot_mapping[metadata.query_start_loc[:len(lengths)]].tolist()
         for row, (start, length) in enumerate(zip(starts, lengths)):
             n = starts[row + 1] - start
-            moved, blocks = kept.get(slots[row] // size, (0, []))       # known by the block that it writes next
+            moved, blocks = connector.kept.get(slots[row] // size, (0, []))       # known by the block that it writes next
             ids = blocks + tables[row, moved:cdiv(length, size)].tolist()
             self._add(space, ids, start, length - n + (len(blocks) - moved) * size, n)
             work += n * length
@@ -93,7 +97,7 @@ class Attention(CPUAttentionBackendImpl):
     def _place(self, cache: torch.Tensor) -> torch.Tensor:
         """Find the layer's place in a block of kvd."""
         if self.planes is None or self.planes.data_ptr() != cache.data_ptr():
-            memory, blocks = get_kv_transfer_group().space.memory(), cache.shape[0]
+            memory, blocks = get_kv_transfer_group().memory, cache.shape[0]
             self.planes = cache.view(blocks, 2, self.num_kv_heads, -1, self.head_size)
             self.layer = (cache.data_ptr() - memory.base) // (self.planes[0].numel() * cache.element_size())
         return self.planes
@@ -117,7 +121,7 @@ class Attention(CPUAttentionBackendImpl):
         connector, n = get_kv_transfer_group(), attn_metadata.num_actual_tokens
         self._place(kv_cache)
         if not hasattr(attn_metadata, "kvd_step"):      # the first layer of a step
-            attn_metadata.kvd_step = Step(connector.space, connector.kept, attn_metadata)
+            attn_metadata.kvd_step = Step(connector, attn_metadata)
         q = query[:n].reshape(n, -1).to(torch.float32).contiguous()
         to = output[:n].view(n, -1)
         out = to if to.dtype == torch.float32 and to.is_contiguous() else torch.empty_like(q)

@@ -104,6 +104,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
+        self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.kept: dict[int, tuple[int, list[int]]] = {}    # of the step in progress
@@ -189,6 +190,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
+            self.memory = memory if step.era != self.era else self.memory
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")

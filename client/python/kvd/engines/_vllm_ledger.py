@@ -102,7 +102,7 @@ class Ledger:
         if len(self.free) >= n and self.state is self.SERVING:
             return True
         start = time.perf_counter()
-        if self.state is not self.SERVING and not self.used:
+        if self.state is not self.SERVING and not self.is_busy():
             self.forget()
         if self.state is not self.STALE and (self.state is self.SERVING or start > self.retry):
             full = self._take(max(n - len(self.free), 1))
@@ -153,6 +153,10 @@ class Ledger:
             logger.warning("kvd: requests wait for blocks: %s", error)
             self.tell = now + TELL
 
+    def is_busy(self) -> bool:
+        """Return whether requests use blocks; those of a reduced request may all be in a table of the daemon."""
+        return bool(self.used or self.chains)
+
     def hand_out(self, n: int) -> list[int]:
         got, self.free = self.free[:n], self.free[n:]
         if len(got) < n:
@@ -199,7 +203,7 @@ class Ledger:
 
     def trim(self) -> None:
         """Free unused blocks beyond what is needed soon; keep fewer when idle."""
-        if len(self.free) > (2 * self.keep if self.used else self.keep):
+        if len(self.free) > (2 * self.keep if self.is_busy() else self.keep):
             start = time.perf_counter()
             surplus, self.free = self.free[self.keep:], self.free[:self.keep]
             self.space.free(surplus)
@@ -523,11 +527,11 @@ class Ledger:
                 self.numbers.refused += 1
                 post()
         except kvd.Error as error:
-            self.could_not(chain, blocks, error)
+            self._could_not(chain, blocks, error)
         self.numbers.blocks_posted += sum(block.posted for block in blocks)
         return not chain.ended
 
-    def could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
+    def _could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
         """Keep the rest of the request private. If it is unknown whether blocks are still ours, another process may get
         them at any time: such a request is recomputed."""
         logger.warning("kvd: request %s is not published any further: %s", chain.request.request_id, error)

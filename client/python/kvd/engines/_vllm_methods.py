@@ -7,7 +7,8 @@ daemon (kvd.Sequence), which keeps the tokens of highest score in new blocks, al
 that have moved are the null block, as are those that a sliding window has left, so that positions go on; the ids of the new
 blocks go to the workers with each step (_vllm_attention.py). Blocks that became free are the pool's, for any process.
 
-The scheduler waits for the daemon, so that answers do not depend on how fast it is.
+The scheduler waits for the daemon, so that answers do not depend on how fast it is. They do depend on how vLLM divides
+prompts into steps, which depends on the other requests.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ logger = init_logger("vllm." + __name__)
 
 OTHERS = ("kvreviver", "hshare", "memshare")
 PATIENCE_S = 10
+GONE = (kvd.ConnectionLost, kvd.ConnectionRefused, kvd.NotFound, kvd.TimedOut)     # errors of a daemon that is gone
 
 
 class Kept:
@@ -74,6 +76,7 @@ class Methods:
         if not chain or not chain.kept or not budget:
             return None
         tokens = chain.request.num_prompt_tokens + chain.request.max_tokens
+        budget = max(budget, (int(self.space.setting("keydiff.sink_blocks")) + 1) * self.size)
         most = cdiv(budget, self.size) + cdiv(int(self.space.setting("keydiff.slack")), self.size) + 1
         return min(cdiv(tokens, self.size), most)
 
@@ -102,41 +105,49 @@ class Methods:
 
     def _reduce(self, chain: Chain, kept: Kept, tokens: int, budget: int) -> None:
         kept.later = tokens + self.size
-        if not self._move(chain, kept, tokens // self.size):
-            return
+        if self._move(chain, kept, tokens // self.size) and kept.sequence:
+            self._compact(chain, kept, tokens - kept.moved * self.size, budget)
+        if kept.sequence:
+            self._see(chain, kept.sequence)
+
+    def _compact(self, chain: Chain, kept: Kept, behind: int, budget: int) -> None:
         assert kept.sequence
         try:
-            behind = tokens - kept.moved * self.size
             for it in reduction(self.space, kept.sequence.entries(), behind, budget, unit=self.size):
                 if kept.sequence.compact(it.first, it.n, it.keep):
                     kept.sequence.wait(PATIENCE_S)
                     kept.later = 0
         except kvd.Error as error:
             logger.info("kvd: request %s is reduced later: %s", chain.request.request_id, error)
-        self._see(chain, kept)
 
     def _move(self, chain: Chain, kept: Kept, done: int) -> bool:
         """Move full blocks from vLLM's table to the daemon's."""
         ledger, table = self.ledger, chain.tables[0]
-        mine = [ledger.ours[it.block_id] for it in table[kept.moved:done]]
+        mine, moved = [ledger.ours[it.block_id] for it in table[kept.moved:done]], 0
         try:
             kept.sequence = kept.sequence or self.space.sequence(self.blocks)
+            kept.sequence.sync()        # what was late before
             moved = kept.sequence.append(mine, ledger.words(chain.request, kept.moved, done)) if mine else 0
         except kvd.Error as error:
-            ledger.could_not(chain, mine, error)
-            return False
+            logger.warning("kvd: request %s is reduced later: %s", chain.request.request_id, error)
+            if isinstance(error, kvd.Stale):
+                ledger.doubtful.add(chain.request.request_id)
+            if isinstance(error, GONE) or self.space.counters().reconnects != ledger.era:
+                ledger.lose(error)
+        if any(not it.data for it in mine[moved:]):     # perhaps another process's by now
+            ledger.doubtful.add(chain.request.request_id)
         for i in range(kept.moved, kept.moved + moved):
             ledger.move(table[i])
             table[i] = self.null
         kept.moved += moved
-        return True
+        return moved == len(mine)
 
-    def _see(self, chain: Chain, kept: Kept) -> None:
+    def _see(self, chain: Chain, sequence: kvd.Sequence) -> None:
         """Note what is seen now. All blocks but vLLM's last one are full, so that their order is all that matters."""
-        assert kept.sequence
-        entries = [it for it in kept.sequence.entries() if not it.flags & kvd.EntryFlags.DROPPED]
-        kept.blocks = [it.block for it in entries]
-        self.ledger.top = max(self.ledger.top, max(kept.blocks, default=-1) + 1)
+        entries = [it for it in sequence.entries() if not it.flags & kvd.EntryFlags.DROPPED]
+        assert chain.kept
+        chain.kept.blocks = [it.block for it in entries]
+        self.ledger.top = max(self.ledger.top, max(chain.kept.blocks, default=-1) + 1)
         if any(not it.data or it.tokens < self.size for it in entries):     # taken by a method that vLLM does not follow
             self.ledger.doubtful.add(chain.request.request_id)
 

@@ -89,8 +89,9 @@ class Pool(BlockPool):
     def reset_prefix_cache(self) -> bool:
         """Stop sharing: this vLLM finds no previous blocks, and keeps its new ones for itself, because a reset means
         that its weights changed. The cache stays for other processes."""
-        if self.ledger.used:
-            logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self.ledger.used)
+        if self.ledger.is_busy():
+            logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet",
+                           self._in_use())
             return False
         self.ledger.epoch = os.urandom(16)
         self.ledger.salts.forget()
@@ -99,8 +100,10 @@ class Pool(BlockPool):
         return True
 
     def get_usage(self) -> float:
-        kept = self.ledger.methods.kept() if self.ledger.methods else 0
-        return (self.ledger.used + kept) / max(self.num_gpu_blocks - 1, 1)
+        return self._in_use() / max(self.num_gpu_blocks - 1, 1)
+
+    def _in_use(self) -> int:
+        return self.ledger.used + (self.ledger.methods.kept() if self.ledger.methods else 0)
 
 
 class Manager(KVCacheManager):
