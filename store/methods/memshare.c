@@ -32,6 +32,23 @@ static struct step make_step(const struct sequence *q, uint32_t first, uint32_t 
         return s;
 }
 
+/* Its last blocks are among the sequence's newest ones, which are not replaced. */
+static bool is_guarded(const struct sequence *q, const struct step *s) {
+        return s->first_entry + s->n_entries + setting(q->space, KVD_memshare_recent_guard) >
+               q->n_entries;
+}
+
+/* Steps whose last blocks were spared when they were compared, and are old enough by now. */
+static void look_again(struct sequence *q) {
+        for (uint32_t i = q->n_steps; i-- > 0 && (q->steps[i].again || q->steps[i].wanted);) {
+                if (!q->steps[i].again || is_guarded(q, &q->steps[i]))
+                        continue;
+                q->steps[i].again = false;
+                q->steps[i].wanted = true;
+                q->n_compared = MIN(q->n_compared, i);
+        }
+}
+
 int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32_t n) {
         struct sequence *q = sequence_find(a, number);
         struct step step;
@@ -49,6 +66,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         step = make_step(q, first, n);
         if (!step.n_entries)
                 return 0;
+        look_again(q);
         step.number = ++memshare_of(a->space)->n_steps;
         step.wanted = true;
         q->steps[q->n_steps++] = step;
@@ -108,13 +126,15 @@ struct gathering {
         const uint32_t *tokens[COMPARE_STEPS];
 };
 
-static bool add_block(struct gathering *g, const struct entry *e, uint32_t at, uint32_t flags) {
+static bool add_block(struct gathering *g, const struct step *s, const struct entry *e, uint32_t at,
+                      uint32_t flags) {
         struct kvd_job_item *item = job_add(g->job, e->ref, at);
 
         if (!item)
                 return false;
         item->position = (int32_t)block_position(g->q->space, kvd_ref_id(e->ref));
         item->n_tokens = e->n_tokens;
+        item->ordinal = (uint32_t)g->n_tokens + e->position - s->first_token;
         item->flags = g->job->items[g->job->n_items - 1].flags = flags;
         return true;
 }
@@ -148,7 +168,8 @@ static bool add_step(struct gathering *g, struct sequence *of, const struct step
                 room = job_token_room(g->job, g->n_steps + 2) >
                                g->n_tokens + s->n_tokens +
                                        sizeof(struct kvd_job_item) / sizeof(uint32_t) &&
-                       add_block(g, &of->entries[i], i, is_new ? KVD_JOB_TARGET : KVD_JOB_SOURCE);
+                       add_block(g, s, &of->entries[i], i,
+                                 is_new ? KVD_JOB_TARGET : KVD_JOB_SOURCE);
         }
         to->n_items = g->job->n_items - to->first_item;
         if (!to->n_items)
@@ -202,11 +223,12 @@ static bool gather(struct gathering *g, uint32_t at) {
 }
 
 static void write_steps(struct gathering *g) {
-        float tau = memshare_tau(g->q->space);
-        uint32_t bits;
+        const float tau[] = {memshare_tau(g->q->space), memshare_tau_same(g->q->space)};
+        uint32_t bits[ARRAY_SIZE(tau)];
 
-        memcpy(&bits, &tau, sizeof bits);
-        job_param(g->job, 0, bits);
+        memcpy(bits, tau, sizeof bits);
+        job_param(g->job, 0, bits[0]);
+        job_param(g->job, 1, bits[1]);
         job_steps(g->job, g->job->steps, g->n_steps);
         for (uint32_t i = 0; i < g->n_steps; i++)
                 job_tokens(g->job, g->tokens[i], g->job->steps[i].n_tokens);
@@ -221,6 +243,14 @@ static uint32_t first_wanted(struct sequence *q) {
         return *at;
 }
 
+static void count_step(struct sequence *q) {
+        struct step *s = &q->steps[q->compared];
+
+        if (!s->counted)
+                space_count(q->space, KVD_SPACE_STEPS, 1);
+        s->counted = true;
+}
+
 static bool write_compare(struct ticket *t, struct job *job) {
         struct gathering g = {.q = t->owner, .job = job, .looks = COMPARE_LOOKS};
         uint32_t at = first_wanted(g.q);
@@ -228,13 +258,14 @@ static bool write_compare(struct ticket *t, struct job *job) {
         if (at == g.q->n_steps)
                 return false;
         g.q->steps[at].wanted = false;
+        g.q->steps[at].again = is_guarded(g.q, &g.q->steps[at]);
         g.q->compared = at;
         g.q->n_compared = at + 1;
         if (first_wanted(g.q) < g.q->n_steps)
                 job_ask(t);
         if (!gather(&g, at)) {
                 job->looks = COMPARE_LOOKS - g.looks;
-                space_count(g.q->space, KVD_SPACE_STEPS, 1);
+                count_step(g.q);
                 return false;
         }
         write_steps(&g);
@@ -247,7 +278,7 @@ static bool makes_sense(const struct job *job, const struct kvd_match *m) {
         return m->target < job->n_items && m->source < job->n_items &&
                job->items[m->target].flags == KVD_JOB_TARGET &&
                job->items[m->source].flags == KVD_JOB_SOURCE && isfinite(m->distance) &&
-               m->distance <= memshare_tau(job->space);
+               m->distance <= MAX(memshare_tau(job->space), memshare_tau_same(job->space));
 }
 
 static void propose(struct job *job, struct sequence *q, const struct kvd_match *m) {
@@ -283,7 +314,7 @@ static void settle_compare(struct job *job, enum job_end end, const void *result
         for (uint32_t i = 0; i < n; i++)
                 if (makes_sense(job, &matches[i]))
                         propose(job, q, &matches[i]);
-        space_count(q->space, KVD_SPACE_STEPS, 1);
+        count_step(q);
         if (q->changes.n > before)
                 sync_news(q->space);
 }

@@ -23,6 +23,8 @@
 #define BLOCKS_LEAST 16u /* private blocks of the space: fewer make too few pairs */
 #define TRIES (16u * PAIRS)
 
+#define RELATIVE 2 /* memshare.metric */
+
 /* ---- the threshold --------------------------------------------------------------------------- */
 
 static void tell(struct space *space) {
@@ -35,6 +37,13 @@ float memshare_tau(const struct space *space) {
         bool measured = memshare_of(space)->tau > 0 && setting(space, KVD_memshare_calibrate) > 0;
 
         return measured ? memshare_of(space)->tau : (float)setting(space, KVD_memshare_tau_block);
+}
+
+/* The relative metric means the same for all models, so that one number suits all. */
+float memshare_tau_same(const struct space *space) {
+        return setting(space, KVD_memshare_metric) == RELATIVE ?
+                       (float)setting(space, KVD_memshare_tau_same) :
+                       0;
 }
 
 void calibrate_look(struct space *space) {

@@ -80,6 +80,7 @@ bool sequence_compare_all(struct sequence *sequence);
 /* memshare_calibrate.c */
 /* maximum distance of two blocks that may share */
 float memshare_tau(const struct space *space);
+float memshare_tau_same(const struct space *space); /* for blocks of the same tokens; or 0 */
 void calibrate_look(struct space *space); /* call when a step has ended: measures if it is time */
 
 /* keydiff_priority.c */

@@ -91,6 +91,8 @@ struct step { /* MemShare */
         uint32_t first_entry, n_entries; /* entries wholly inside */
         uint64_t number;                 /* among the steps of the space */
         bool wanted;                     /* to be compared with older steps */
+        bool again;   /* once more, when its last blocks are no longer the newest */
+        bool counted; /* as compared */
 };
 
 struct sketch {

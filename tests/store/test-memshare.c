@@ -212,6 +212,14 @@ START_TEST(short_steps_and_others_are_not_compared) {
 }
 END_TEST
 
+static void take_comparison(void) {
+        ck_assert(worker_take());
+        while (worker_job->kind != KVD_JOB_COMPARE) {
+                worker_do();
+                ck_assert(worker_take());
+        }
+}
+
 /*
  * Sinks, recent blocks, the tail, shared blocks and approximations are neither targets nor sources.
  */
@@ -225,11 +233,16 @@ START_TEST(targets_and_sources_are_chosen) {
         ck_assert_uint_eq(table_sync(&t, NULL), 6); /* all but the last two blocks */
         ck_assert_uint_ne(t.slots[8].ref, 0);
         ck_assert_int_eq(step(&t, 5, 500), 1);
-        ck_assert(worker_take());
-        while (worker_job->kind != KVD_JOB_COMPARE) {
-                worker_do();
-                ck_assert(worker_take());
+        take_comparison(); /* the last two blocks of the step before, which are not the newest any more */
+        for (uint32_t i = 0; i < worker_job->n_items; i++) {
+                struct kvd_job_item *item = (struct kvd_job_item *)(worker_job + 1) + i;
+
+                ck_assert_uint_eq(item->flags, item->slot >= 8 ? KVD_JOB_TARGET : KVD_JOB_SOURCE);
+                ck_assert(item->slot < 8 || item->slot == 10 || item->slot == 11);
         }
+        ck_assert_uint_eq(worker_job->n_results, 2);
+        worker_do();
+        take_comparison();
         for (uint32_t i = 0; i < worker_job->n_items; i++) {
                 struct kvd_job_item *item = (struct kvd_job_item *)(worker_job + 1) + i;
 

@@ -19,13 +19,13 @@ struct compare {
         struct task *task;
         struct kvd_memshare_shape shape;
         enum kvd_memshare_metric metric;
-        double limit;
-        uint32_t half;           /* pairs of dimensions that are rotated; 0: no alignment */
-        double *frequencies;     /* [half] */
-        float *angles;           /* [thread]: cosine [half], sine [half] */
-        float *norms;            /* [item][layer][K, V] */
-        const uint8_t **blocks;  /* [item]; NULL: not compared */
-        struct candidate *steps; /* candidates, best first */
+        double limit, limit_same; /* for blocks of other tokens, and of the same */
+        uint32_t half;            /* pairs of dimensions that are rotated; 0: no alignment */
+        double *frequencies;      /* [half] */
+        float *angles;            /* [thread]: cosine [half], sine [half] */
+        float *norms;             /* [item][layer][K, V] */
+        const uint8_t **blocks;   /* [item]; NULL: not compared */
+        struct candidate *steps;  /* candidates, best first */
         uint32_t n_steps;
         struct kvd_match *found; /* [item of step 0]; source is COMPARE_NONE if none matches */
 };
@@ -34,6 +34,9 @@ struct compare {
 
 /* May the source replace the target? */
 bool compare_may(const struct compare *c, uint32_t target, uint32_t source);
+
+/* The greatest distance at which it may. */
+double compare_limit(const struct compare *c, uint32_t target, uint32_t source);
 
 /* Stores the pair in found if it is near enough, and nearer than the target's pair so far. */
 void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity,

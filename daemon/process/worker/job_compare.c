@@ -112,11 +112,24 @@ bool compare_may(const struct compare *c, uint32_t target, uint32_t source) {
                kvd_ref_id(items[source].ref) != kvd_ref_id(items[target].ref);
 }
 
+static bool same_tokens(const struct task *task, uint32_t target, uint32_t source) {
+        uint32_t n = task->shape.tokens, most = task->job->n_tokens;
+        uint32_t a = task->items[target].ordinal, b = task->items[source].ordinal;
+
+        return most >= n && a <= most - n && b <= most - n &&
+               memcmp(task->tokens + a, task->tokens + b, n * sizeof *task->tokens) == 0;
+}
+
+double compare_limit(const struct compare *c, uint32_t target, uint32_t source) {
+        return c->limit_same > c->limit && same_tokens(c->task, target, source) ? c->limit_same :
+                                                                                  c->limit;
+}
+
 void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity,
                   double distance) {
         struct kvd_match *best = &c->found[target - c->task->steps[0].first_item];
 
-        if (!(distance <= c->limit) ||
+        if (!(distance <= compare_limit(c, target, source)) ||
             (best->source != NONE && !(distance < (double)best->distance)))
                 return;
         *best = (struct kvd_match){target, source, (float)distance, similarity};
@@ -146,8 +159,10 @@ static double distance(struct compare *c, uint32_t target, uint32_t source, doub
 static void compare_pair(struct compare *c, uint32_t target, uint32_t source, float similarity,
                          uint32_t thread) {
         const struct kvd_match *best = &c->found[target - c->task->steps[0].first_item];
-        double limit = best->source == NONE ? c->limit : MIN(c->limit, (double)best->distance);
+        double limit = compare_limit(c, target, source);
 
+        if (best->source != NONE)
+                limit = MIN(limit, (double)best->distance);
         compare_keep(c, target, source, similarity, distance(c, target, source, limit, thread));
 }
 
@@ -257,11 +272,11 @@ static int tell(struct compare *c) {
         return 0;
 }
 
-static double limit_of(const struct task *task) {
+static double limit_of(const struct task *task, uint32_t param) {
         float tau;
 
-        memcpy(&tau, &task->job->param[0], sizeof tau);
-        return tau > 0 ? (double)tau : task_setting(task, KVD_memshare_tau_block);
+        memcpy(&tau, &task->job->param[param], sizeof tau);
+        return (double)tau;
 }
 
 static struct compare comparison(struct task *task) {
@@ -285,7 +300,8 @@ static int do_compare(struct task *task) {
                 r = check_steps(task);
         if (r < 0)
                 return r;
-        c.limit = limit_of(task);
+        c.limit = limit_of(task, 0);
+        c.limit_same = limit_of(task, 1);
         r = find_steps(&c);
         if (r == 0 && c.n_steps)
                 r = find_blocks(&c);
