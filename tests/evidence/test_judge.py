@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 try:
     import numpy as np
@@ -18,7 +19,7 @@ except ImportError:
 
 from certainty import Recall
 from findings import FAILS, HOLDS, NOT_SHOWN, NOT_TRIED
-from judge import plan, results, rows, ruler, texts
+from judge import again, plan, results, rows, ruler, texts
 from judge.bits import quantised
 from judge.rows import FULL, FULL_POOL, KVD, Row, name
 from judge.store import Store
@@ -95,8 +96,12 @@ def asked(store: Store, right: Callable[[Row, str, int], bool], most: int = 1 <<
                 raise KeyboardInterrupt
             count += 1
             lost = (1 - row.share) / 5 + (0.01 if row.bits == 4 else 0) + len(question) / 100 + int(question[-1]) / 10
-            store.add(row.name, task, length, question, {"loss": 3 + lost} if task == plan.LOSS else {
-                "right": right(row, task, int(question)), "said": ""})
+            made: dict[str, Any] = {"loss": 3 + lost}
+            if task == plan.SAID:
+                made |= {"plain": 3, "shared": {again.NEW: [0, 20], again.AGAIN: [18, 20], again.OTHER: [2, 20]}}
+            elif task != plan.LOSS:
+                made = {"right": right(row, task, int(question)), "said": ""}
+            store.add(row.name, task, length, question, made)
 
     try:
         plan.go(store, SMALL, lambda length: rows.chosen(False, length, rows.PRESSES), TEXTS, ask, lambda _: None)
@@ -162,8 +167,10 @@ def test_verdicts_and_page(folder: Path) -> None:
     assert regime.verdict == NOT_SHOWN and "77% of 7800" in regime.measured and "n = 32)" in regime.measured
     assert {it.verdict for it in against} == {FAILS} and all("StreamingLLM" in it.measured for it in against)
     assert all("n = 32)" in it.measured for it in against), "a question counts once"
-    same, *others = found.aims
+    same, *others, repeated, strange = found.aims
     assert same.verdict == "reached" and len(others) == 4 + len(results.RECALLS)
+    assert (repeated.measured, repeated.verdict) == ("72 of 80", "reached")
+    assert (strange.measured, strange.verdict) == ("0 of 80", "reached")
     by_recall = {it.text.partition(":")[0]: it.verdict for it in others if "recall" in it.text}
     assert by_recall == {row: "missed" if row == name(rows.REVIVED, 0.1) else "reached" for row, _ in results.RECALLS}
     assert {it.verdict for it in others if "int" in it.text} == {"missed"}
@@ -174,6 +181,17 @@ def test_verdicts_and_page(folder: Path) -> None:
     assert "made-up" in html and html.count("<tr>") > 60 and HOLDS not in {it.verdict for it in found.claims}
     short = results.findings(store, plan.Plan((1024,), 8, 4, 64, True), 64, "made-up", "completion")
     assert short.claims[0].verdict == NOT_TRIED
+
+
+def test_what_is_said_again_is_counted_by_kind() -> None:
+    before, told, behind = again.steps([*range(100, 900), 7] * 2, 7, 16, "x")
+    assert len(before) == 32 and len(behind) == again.BEHIND and not set(before) & set(behind)
+    assert [len(ids) for _, ids in told] == 3 * again.STEPS * [80] and all(ids[-1] == 7 for _, ids in told)
+    new, repeated, other = ([ids for kind, ids in told if kind == it] for it in (again.NEW, again.AGAIN, again.OTHER))
+    assert new == repeated and all(0 < sum(a != b for a, b in zip(x, y)) < 30 for x, y in zip(new, other))
+    at = 32 + 80 * again.STEPS
+    assert again.counted([at, at + 64, at + 80 * again.STEPS], told, 32, 16) == {
+        again.NEW: [0, 20], again.AGAIN: [2, 20], again.OTHER: [1, 20]}
 
 
 def test_quantised_numbers() -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from certainty import Recall
 
-from .rows import FULL, Row
+from .rows import FULL, SHARED, Row
 from .ruler import TASKS
 from .store import Store
 
-LOSS, TRIAL = "perplexity", "trial of "       # tasks' names in the store, besides those of TASKS
+LOSS, SAID, TRIAL = "perplexity", "said again", "trial of "       # tasks' names in the store, besides those of TASKS
 TRIALS, TRIED = 2, 1024     # questions of each task for the choice of a form, and their tokens, the same in all runs
 ABLE = 0.5              # a task claims something if the full cache answers at least this share of it
 
@@ -68,8 +68,8 @@ Ask = Callable[[list[Row], str, int, str], None]        # rows, task, length, qu
 
 def go(store: Store, plan: Plan, rows: Callable[[int], list[Row]], texts: list[str], ask: Ask,
        log: Callable[[str], None]) -> None:
-    """Ask what is missing: texts of perplexity, then at each length all tasks of the full cache, and what it can answer
-    of all rows."""
+    """Ask what is missing: texts of perplexity, and text that is said again, then at each length all tasks of the full
+    cache, and what it can answer of all rows."""
     def part(chosen: list[Row], task: str, length: int, questions: list[str]) -> None:
         for question in questions:
             left = missing(store, chosen, task, length, question)
@@ -78,6 +78,7 @@ def go(store: Store, plan: Plan, rows: Callable[[int], list[Row]], texts: list[s
                 ask(left, task, length, question)
 
     part(rows(plan.window // 2), LOSS, plan.window // 2, texts)
+    part([SHARED], SAID, plan.window // 2, texts)
     for length in plan.lengths:
         for task in TASKS:
             part([row for row in rows(length) if row.name == FULL], task, length, numbers(plan.questions))

@@ -18,7 +18,8 @@ from kvd.engines.transformers import KvdCache, open_space
 from engine import ROOT, Failed
 from instance import Instance
 
-from .rows import Row
+from . import again, ask
+from .rows import POOL, Row
 
 PATIENCE_S = 600        # the daemon's worker has what others leave of the processor
 
@@ -78,6 +79,24 @@ class Pool:
             if budget:
                 self.space.set("keydiff.budget", budget + more)
             yield it
+
+    def said_again(self, ids: list[int], number: str) -> dict[str, Any]:
+        """What MemShare shares of text that is said again, by kind, and the loss on what follows, with and without."""
+        end = self.tokenizer("\n\n", add_special_tokens=False).input_ids[-1]
+        before, told, behind = again.steps(ids, end, self.block, number)
+        result: dict[str, Any] = {}
+        for name, on in (("plain", 0), ("loss", 1)):
+            self._set(Row(name, POOL), 0, 0)
+            self.space.set("memshare", on)
+            with KvdCache(self.model, self.space, before, step_ends=[end]) as cache, torch.inference_mode():
+                for each in [before[cache.found:], *(step for _, step in told)]:
+                    self.model.model(torch.tensor([each]), past_key_values=cache)
+                if on:
+                    shared = [it.position for it in cache._sequences[0].kept.entries() if it.flags & kvd.EntryFlags.SHARED]
+                    result["shared"] = again.counted(shared, told, len(before), self.block)
+                result[name] = ask.loss(Pooled(self.model, cache, Row(name, POOL)), behind)
+        self.space.set("memshare", 0)
+        return result
 
     def _reduce(self, scorer: str, cache: KvdCache, context: list[int], budget: int) -> None:
         examples = str(ROOT / "client/python/examples")

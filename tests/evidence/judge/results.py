@@ -8,8 +8,8 @@ from math import exp
 from certainty import Recall, better, mean_difference, together
 from findings import FAILS, NOT_SHOWN, NOT_TRIED, Aim, Claim, Findings, Plot, Table, compared, verdict
 
-from . import plan
-from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, REVIVED, ROWS, SELECTED, TOGETHER, name
+from . import again, plan
+from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, REVIVED, ROWS, SELECTED, SHARED, TOGETHER, name
 from .ruler import TASKS
 from .store import Store
 
@@ -84,6 +84,34 @@ def table_of_recalls(it: Results, length: int, width: int) -> Table:
     return table
 
 
+def said_again(it: Results) -> dict[str, list[int]]:
+    """Shared blocks and all blocks, by kind, of all texts."""
+    each = [found["shared"] for key, found in it.store.found.items() if key[:2] == (SHARED.name, plan.SAID)]
+    return {kind: [sum(one[kind][i] for one in each) for i in (0, 1)] for kind in (again.NEW, again.AGAIN, again.OTHER)
+            } if each else {}
+
+
+def table_of_sharing(it: Results) -> Table:
+    table = Table("Text that is said again, in steps of reasoning (memshare=on)", ["text", "blocks", "of them shared"])
+    table.rows = [[kind, n, f"{shared / n:.0%}"] for kind, (shared, n) in said_again(it).items()]
+    losses = [found for key, found in it.store.found.items() if key[:2] == (SHARED.name, plan.SAID)]
+    lost = mean_difference([one["loss"] for one in losses], [one["plain"] for one in losses])
+    table.note = (f"The loss on {again.BEHIND} tokens that follow is {more((*lost, len(losses)))} nats a token more than"
+                  " without, on the same texts.")
+    return table
+
+
+def aims_of_sharing(it: Results) -> list[Aim]:
+    found = said_again(it)
+    if not found:
+        return []
+    (wrong, new), (right, repeated) = found[again.NEW], found[again.AGAIN]
+    return [Aim("memshare=on shares 90 % of the blocks that are said again word by word",
+                f"{right} of {repeated}", "reached" if right >= 0.9 * repeated else "missed"),
+            Aim("memshare=on shares 1 % of the blocks of unlike text, at most",
+                f"{wrong} of {new}", "reached" if wrong <= 0.01 * new else "missed")]
+
+
 def claim_of_no_loss(it: Results) -> Claim:
     """KeyDiff in the paper's regime: long contexts, in chunks, little left out."""
     said = ("Within 0.04 % of the full cache at a budget of 8 K, about 23 % less memory; 1.5 % at 6 K, 33 % less "
@@ -132,7 +160,7 @@ def aims(it: Results) -> list[Aim]:
         found += [no_more_than(it, share, name(INDEPENDENT, share), "as many tokens"),
                   no_more_than(it, share, f"int{bits}, all tokens", "about as many bytes")]
     found += [recalls(it, row, least) for row, least in RECALLS]
-    return [aim for aim in found if aim]
+    return [aim for aim in found if aim] + aims_of_sharing(it)
 
 
 def recalls(it: Results, row: str, least: float) -> Aim | None:
@@ -184,7 +212,8 @@ def findings(store: Store, measured: plan.Plan, width: int, model: str, form: st
                      "bits for each token and head, counted), are in transformers' own cache.",
                      "int8 or int4, if the engine has them. KeyDiff, if keys and values must keep their type and "
                      "losses like these are affordable: look at the row of your budget.")
-    found.tables = [table_of_losses(it, width), *(table_of_recalls(it, n, width) for n in measured.lengths)]
+    found.tables = [table_of_losses(it, width), *(table_of_recalls(it, n, width) for n in measured.lengths),
+                    *([table_of_sharing(it)] if said_again(it) else [])]
     found.claims = [claim_of_no_loss(it), *claims_of_comparison(it)]
     found.aims, found.plots = aims(it), plots(it)
     return found

@@ -69,6 +69,8 @@ ROWS = [
       for share in (0.5, 0.25) for press in PRESSES),
 ]
 
+SHARED = Row("kvd, memshare=on", POOL)       # for what is said again only
+
 
 def chosen(quick: bool, length: int, presses: Collection[str]) -> list[Row]:
     """The rows for contexts of a length, without those of presses that cannot be used."""

@@ -68,6 +68,9 @@ class Asker:
     def __call__(self, chosen: list[rows.Row], task: str, length: int, number: str) -> None:
         if task == plan.LOSS:
             self.read(chosen, length, number)
+        elif task == plan.SAID:
+            for row in chosen:
+                self.store.add(row.name, task, length, number, self.judge.pool.said_again(self.pieces[number], number))
         else:
             self.question(chosen, task, task, length, number, self.form, "judge")
 
