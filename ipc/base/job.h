@@ -31,8 +31,8 @@ struct kvd_job {
         uint64_t id;
         uint32_t n_items, n_steps, n_tokens, n_results;
         uint32_t param[8]; /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
-                                 PROFILE: tokens;    COMPARE: bits of the threshold, a float, and of
-                                 that for blocks of the same tokens;    COMPACT: sources, dests, tokens to keep,
+                                 PROFILE: tokens;    COMPARE: bits of the threshold, a float (0:
+                                 memshare.tau_block), and of that for blocks of the same tokens;    COMPACT: sources, dests, tokens to keep,
                                  blocks with scores; 0: KeyDiff's */
         uint32_t sketch;   /* number of the sketch that came with work_sketch; 0: none */
         uint32_t turn;     /* enum kvd_job_turn */

@@ -300,7 +300,7 @@ static int do_compare(struct task *task) {
                 r = check_steps(task);
         if (r < 0)
                 return r;
-        c.limit = limit_of(task, 0);
+        c.limit = limit_of(task, 0) ?: task_setting(task, KVD_memshare_tau_block);
         c.limit_same = limit_of(task, 1);
         r = find_steps(&c);
         if (r == 0 && c.n_steps)
