@@ -190,7 +190,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
-            self.memory = memory if step.era != self.era else self.memory
+            if step.era != self.era:
+                self.memory = memory
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
