@@ -44,7 +44,7 @@ class Step:
     first query's position in the table, and the number of queries."""
 
     def __init__(self, connector: Any, metadata: CPUAttentionMetadata):
-        space, self.memory = connector.space, connector.memory
+        space, self.memory, self.metadata = connector.space, connector.memory, metadata
         self.parts: list[tuple[kvd.Table, int, int, int]] = []
         self.threads, work = torch.get_num_threads(), 0
         size, starts = space.geometry.block_tokens, metadata.query_start_loc.tolist()
@@ -120,14 +120,14 @@ class Attention(CPUAttentionBackendImpl):
             return output
         connector, n = get_kv_transfer_group(), attn_metadata.num_actual_tokens
         self._place(kv_cache)
-        if not hasattr(attn_metadata, "kvd_step"):      # the first layer of a step
-            attn_metadata.kvd_step = Step(connector, attn_metadata)
+        if connector.step is None or connector.step.metadata is not attn_metadata:      # the first layer of a step
+            connector.step = Step(connector, attn_metadata)
         q = query[:n].reshape(n, -1).to(torch.float32).contiguous()
         to = output[:n].view(n, -1)
         out = to if to.dtype == torch.float32 and to.is_contiguous() else torch.empty_like(q)
         sinks = None if self.sinks is None else self.sinks.to(torch.float32).contiguous()
-        attn_metadata.kvd_step.attend(self.layer, self.num_heads, self.scale, q, out, cap=self.logits_soft_cap,
-                                      sinks=0 if sinks is None else sinks.data_ptr())
+        connector.step.attend(self.layer, self.num_heads, self.scale, q, out, cap=self.logits_soft_cap,
+                              sinks=0 if sinks is None else sinks.data_ptr())
         if out is not to:
             to.copy_(out)
         return output

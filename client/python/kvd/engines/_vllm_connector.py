@@ -108,6 +108,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.kept: dict[int, tuple[int, list[int]]] = {}    # of the step in progress
+        self.step: object = None    # of _vllm_attention.py
         self.ledger: Ledger | None = None
         self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)

@@ -243,10 +243,9 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
         [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
 
 
-def _planes(caches: KVCacheConfig, number: tuple[int, int]) -> kvd.Geometry:
+def _planes(layers: int, spec: FullAttentionSpec, number: tuple[int, int]) -> kvd.Geometry:
     """Return the geometry of blocks into which the daemon can look. Words that stand for pictures are not in a vocabulary."""
-    spec = _dense(caches)[0]
-    return kvd.Geometry(layers=len(_dense(caches)), kv_heads=spec.num_kv_heads, head_dim=spec.head_size, dtype=spec.dtype,
+    return kvd.Geometry(layers=layers, kv_heads=spec.num_kv_heads, head_dim=spec.head_size, dtype=spec.dtype,
                         vocab=2**32 - 1, block_tokens=spec.block_size, fingerprint=number)
 
 
@@ -262,8 +261,9 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     name = extra("space", None) or f"vllm-{slug}-{number[0]:016x}"
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
-    geometry = _planes(caches, number) if asks_for_methods(config) else kvd.Geometry.opaque(
-        _block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{_kernels(config, _dense(caches)[0])}"[:31].lower(),
+    dense = _dense(caches)
+    geometry = _planes(len(dense), dense[0], number) if asks_for_methods(config) else kvd.Geometry.opaque(
+        _block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{_kernels(config, dense[0])}"[:31].lower(),
         block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
     daemon.join(hashlib.sha256(config.kv_transfer_config.engine_id.encode()).digest()[:16])
