@@ -283,9 +283,8 @@ int kvd_catch_up(kvd_space *space);
  * then look up. *fd is -1 if there is nothing to wait for. Otherwise the caller owns it and may
  * close it at any time; loading continues. salt is as in struct kvd_pin.
  *
- * One call loads at most 512 blocks; call again for more. Only full blocks within the first 15,360
- * tokens and 4,096 blocks of a chain can be loaded, so nothing else is stored below the pool. In a
- * bidirectional space the tokens are a whole prefix, of at most 15,360 tokens and 512 blocks, which
+ * One call loads at most 512 blocks and 15,360 tokens; call again for more when it has ended. Only
+ * full blocks can be loaded, so nothing else is stored below the pool. In a bidirectional space the tokens are a whole prefix, of at most 15,360 tokens and 512 blocks, which
  * is loaded completely or not at all. -EBUSY: too many fetches of the caller's own domain are
  * queued; -EINVAL: invalid group, or a salt in a bidirectional space.
  */

@@ -166,14 +166,16 @@ uint32_t store_host_get_info(const struct store *store, struct store_disk_info *
 struct fetch_request {
         uint32_t group, n_tokens;
         uint64_t salt;
-        const uint32_t *tokens;
+        const uint32_t *tokens; /* those behind `behind` */
+        kvd_ref behind;         /* causal: a block of the chain, or KVD_ROOT */
 };
 
 /*
  * Fetches the records of a chain behind its resident blocks. Returns the number of tokens that will
  * be resident (those that are resident, if there is nothing to fetch). *fd becomes readable when
  * the fetch has ended, successfully or not, and is owned by the store until then; -1: nothing to
- * wait for. -EBUSY: too many fetches are under way.
+ * wait for. -EBUSY: too many fetches are under way. -ESTALE: the block behind which tokens are
+ * fetched is not resident, or is of another chain.
  */
 int64_t space_fetch(struct attachment *attachment, const struct fetch_request *q, int *fd);
 

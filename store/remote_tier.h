@@ -38,9 +38,11 @@ struct store_remote_question {
         struct space *space;
         const char *tenant;
         struct kvd_remote_content content;
-        /* FIND: tokens of a chain from its beginning; first: number of resident blocks */
+        /* FIND: tokens of a chain, behind the block of that name (0: from its beginning); first:
+           number of resident blocks of these */
         uint32_t group, first, n_tokens;
         uint64_t root;
+        struct kvd_key behind;
         const uint32_t *tokens;
         bool checksums; /* GET: the reply brings checksums */
         uint32_t n;     /* GET, PUT: number of items */

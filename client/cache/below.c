@@ -38,8 +38,7 @@ static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end 
                 if (!handle)
                         return 0;
         }
-        while (n < KVD_FETCH_BLOCKS && (n + 1) * bt <= e->n_tokens &&
-               kvd_fetch_reaches(e->depth + n, bt)) {
+        while (n < KVD_FETCH_BLOCKS && (n + 1) * bt <= e->n_tokens) {
                 handle = record_behind(ix, e, handle, e->tokens + n * bt, bt);
                 if (!handle)
                         break;
@@ -69,7 +68,7 @@ static bool can_come(const struct kvd_index *ix, const struct lookup_end *e) {
         uint32_t bt = kvd_full_tokens(&ix->geometry, e->group);
 
         if (ix->kind != KVD_BIDIRECTIONAL)
-                return e->n_tokens >= bt && kvd_fetch_reaches(e->depth, bt);
+                return e->n_tokens >= bt;
         return e->leaf == KVD_ROOT && e->n_tokens && kvd_fetch_takes(e->n_tokens, bt);
 }
 

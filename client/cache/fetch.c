@@ -13,7 +13,8 @@
 static_assert(KVD_MOST_fetch_tokens == KVD_FETCH_TOKENS * sizeof(uint32_t),
               "a request holds all tokens that a fetch can load");
 
-static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
+/* of: the view of the block behind which tokens are fetched; NULL: there is none. */
+static int ask(struct kvd_space *space, const struct view *of, struct kvd_msg_fetch *request,
                struct kvd_msg_fetch_reply *reply, int *fd) {
         struct kvd_fds fds = {.n = 0};
         struct view *view;
@@ -21,6 +22,8 @@ static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
 
         if (r < 0)
                 return r;
+        if (of && of != view)
+                return client_fail(-ESTALE, "the daemon was replaced");
         request->space = view->handle;
         r = handle_call(space->handle, KVD_MSG_fetch, request, reply, &fds);
         if (r == 0 && fds.n)
@@ -29,25 +32,54 @@ static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
         return r;
 }
 
-int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
-                    uint32_t n_tokens, int *fd) {
-        struct kvd_msg_fetch request = {.group = group,
-                                        .salt = salt,
+/* Fetches tokens behind the pinned chain. */
+static int64_t fetch_behind(struct kvd_space *space, const struct kvd_pin *pin,
+                            const uint32_t *tokens, uint32_t n_tokens, int *fd) {
+        struct kvd_msg_fetch request = {.group = pin->group,
+                                        .salt = pin->salt,
+                                        .behind = chain_end(pin),
                                         .tokens = {tokens, n_tokens * (uint32_t)sizeof *tokens}};
         struct kvd_msg_fetch_reply reply;
         int r = handle_lock(space->handle);
 
         if (r < 0)
                 return r;
-        r = ask(space, &request, &reply, fd);
+        r = ask(space, pin->view, &request, &reply, fd);
         handle_unlock(space->handle);
         return r < 0 ? r : (int64_t)reply.tokens;
 }
 
+int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
+                    uint32_t n_tokens, int *fd) {
+        const struct kvd_pin none = {.group = group, .salt = salt};
+
+        return fetch_behind(space, &none, tokens, n_tokens, fd);
+}
+
+/* Does a request for all tokens end before some of them? */
+static bool is_long(const struct kvd_space *space, uint32_t n_tokens) {
+        return n_tokens > KVD_FETCH_TOKENS ||
+               n_tokens / space->geometry.block_tokens > KVD_FETCH_DEPTH;
+}
+
+/* Sends only the tokens behind the resident ones, which are held meanwhile. */
+static int64_t fetch_rest(struct kvd_space *space, uint32_t group, uint64_t salt,
+                          const uint32_t *tokens, uint32_t n_tokens, int *fd) {
+        struct kvd_pin pin = {.group = group, .salt = salt};
+        int64_t r = -ESTALE;
+
+        if (lookup_hold(space, tokens, n_tokens, &pin)) {
+                r = fetch_behind(space, &pin, tokens + pin.n_tokens,
+                                 MIN(n_tokens - pin.n_tokens, KVD_FETCH_TOKENS), fd);
+                kvd_unpin(space, &pin);
+        }
+        return r != -ESTALE ?
+                       r :
+                       fetch_chain(space, group, salt, tokens, MIN(n_tokens, KVD_FETCH_TOKENS), fd);
+}
+
 int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd) {
-        uint32_t n = MIN(n_tokens, KVD_FETCH_TOKENS);
-
         *fd = -1;
         if (space_check(space) < 0)
                 return -ECHILD;
@@ -57,7 +89,8 @@ int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const 
                 return client_fail(-EINVAL,
                                    "salts are for causal spaces: a bidirectional prefix is "
                                    "found by all of its tokens");
-        if (space->options.kind == KVD_BIDIRECTIONAL && n < n_tokens)
+        if (space->options.kind == KVD_BIDIRECTIONAL && n_tokens > KVD_FETCH_TOKENS)
                 return kvd_match(space, group, tokens, n_tokens); /* no tier stores one that long */
-        return fetch_chain(space, group, salt, tokens, n, fd);
+        return (is_long(space, n_tokens) ? fetch_rest : fetch_chain)(space, group, salt, tokens,
+                                                                     n_tokens, fd);
 }

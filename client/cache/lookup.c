@@ -639,6 +639,30 @@ int64_t lookup_object(struct kvd_space *space, const uint32_t *words, uint32_t n
         return find(space, KVD_GROUP_KEYED, words, n_words, blocks, UINT32_MAX, pin);
 }
 
+bool lookup_hold(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
+                 struct kvd_pin *pin) {
+        struct view *view = view_get(space);
+        struct search s = {.ix = view->ix,
+                           .tokens = tokens,
+                           .n_tokens = n_tokens,
+                           .group = pin->group,
+                           .bt = view->ix->geometry.block_tokens,
+                           .root = root_of(view, pin->salt, n_tokens),
+                           .max_blocks = UINT32_MAX};
+
+        for (uint32_t i = 0; i < TRIES; i++) {
+                search(&s);
+                if (s.n_covered % s.bt) {
+                        s.n_tokens = s.n_covered / s.bt * s.bt;
+                } else if (s.leaf != KVD_ROOT && pin_block(view, s.leaf)) {
+                        fill_pin(pin, view, &s);
+                        return true;
+                }
+        }
+        view_leave(view);
+        return false;
+}
+
 int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
                          const uint32_t *tokens, uint32_t n_tokens) {
         int r = check_arguments(space, group, salt, NULL);

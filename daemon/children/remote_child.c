@@ -130,6 +130,8 @@ static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
                                                       KVD_kind_bidirectional,
                                              .tokens = {q->tokens,
                                                         q->n_tokens * (uint32_t)sizeof *q->tokens}};
+        if (q->behind.lo || q->behind.hi)
+                msg.remote_find.behind = (struct kvd_slice){&q->behind, sizeof q->behind};
         return child_ask_or_end(&o->child, &msg, NULL);
 }
 

@@ -205,7 +205,8 @@ int handle_evict(struct client *c, const struct kvd_msg *request, struct call *c
 int handle_fetch(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct fetch_request fetch = {.group = request->fetch.group,
                                       .salt = request->fetch.salt,
-                                      .tokens = c->server->scratch->tokens};
+                                      .tokens = c->server->scratch->tokens,
+                                      .behind = request->fetch.behind};
         int64_t n = array_of_tokens(c, request->fetch.tokens), r;
         int fd;
 

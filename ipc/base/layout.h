@@ -218,21 +218,17 @@ enum kvd_below {
 #define KVD_HANDLE_BITS 48u
 
 #define KVD_FETCH_BLOCKS 512u   /* blocks that one kvd_fetch brings, at most */
-#define KVD_FETCH_TOKENS 15360u /* tokens of a chain, from its beginning, that fit in a request */
+#define KVD_FETCH_TOKENS 15360u /* tokens of a chain that fit in a request */
 #define KVD_FETCH_DEPTH 4096u   /* blocks of a chain that one fetch walks */
 
 /*
- * A fetch can bring back the first full blocks of a causal chain, and a bidirectional prefix as a
- * whole. Nothing else is written to a tier, looked for in one, or hinted at. kvd_fetch_most is the
- * number of tokens of a chain that can come back; kvd_fetch_reaches and kvd_fetch_takes tell
- * whether a block at that depth, and a bidirectional prefix of that length, can.
+ * Fetches can bring back the full blocks of a causal chain, one request after the other, and a
+ * bidirectional prefix as a whole. Nothing else is written to a tier, looked for in one, or hinted
+ * at. kvd_fetch_most is the number of tokens of a causal chain that one request brings;
+ * kvd_fetch_takes tells whether a bidirectional prefix of that length can come back.
  */
 static inline uint32_t kvd_fetch_most(uint32_t block_tokens) {
         return MIN(KVD_FETCH_TOKENS / block_tokens, KVD_FETCH_DEPTH) * block_tokens;
-}
-
-static inline bool kvd_fetch_reaches(uint64_t depth, uint32_t block_tokens) {
-        return (depth + 1) * block_tokens <= kvd_fetch_most(block_tokens);
 }
 
 static inline bool kvd_fetch_takes(uint64_t n_tokens, uint32_t block_tokens) {

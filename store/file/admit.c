@@ -20,9 +20,7 @@ bool admit_can_return(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = block_desc(space, id);
         uint32_t bt = space_full_tokens(space, desc->group);
 
-        return space_finds_whole(space) ?
-                       kvd_fetch_takes(desc->root, bt) :
-                       desc->n_tokens == bt && kvd_fetch_reaches(desc->depth, bt);
+        return space_finds_whole(space) ? kvd_fetch_takes(desc->root, bt) : desc->n_tokens == bt;
 }
 
 bool admit_can_lead(const struct space *space, uint32_t id) {

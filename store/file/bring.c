@@ -19,8 +19,46 @@
 
 #define PLACES 512u /* fetches of a domain, in each tier */
 
-static struct chain_at begin_of(const struct space *space, const struct fetch_request *q) {
+static struct chain_at root_of(const struct space *space, const struct fetch_request *q) {
         return chain_begin(space, q->group, q->salt, q->tokens, q->n_tokens);
+}
+
+int bring_check(const struct space *space, const struct fetch_request *q) {
+        const struct kvd_desc *desc;
+
+        if (q->behind == KVD_ROOT)
+                return 0;
+        if (space_finds_whole(space))
+                return store_refuse(space_store(space), -EINVAL,
+                                    "a bidirectional prefix is fetched as a whole");
+        if (kvd_ref_id(q->behind) < space_ids(space) && block_current(space, q->behind)) {
+                desc = block_desc(space, kvd_ref_id(q->behind));
+                if (block_of(space, kvd_ref_id(q->behind))->state == KVD_SEALED &&
+                    desc->group == q->group && desc->root == q->salt &&
+                    desc->n_tokens == space_full_tokens(space, q->group))
+                        return 0;
+        }
+        return store_refuse(space_store(space), -ESTALE,
+                            "the block behind which tokens are fetched is not of their chain");
+}
+
+uint32_t bring_before(const struct space *space, const struct fetch_request *q) {
+        return q->behind == KVD_ROOT ? 0 : block_desc(space, kvd_ref_id(q->behind))->depth + 1;
+}
+
+uint64_t bring_end_of(const struct space *space, const struct fetch_request *q) {
+        return (uint64_t)bring_before(space, q) * space_full_tokens(space, q->group) + q->n_tokens;
+}
+
+static struct chain_at begin_of(const struct space *space, const struct fetch_request *q) {
+        struct chain_at at = root_of(space, q);
+
+        if (q->behind != KVD_ROOT) {
+                at.leaf = q->behind;
+                at.key = block_desc(space, kvd_ref_id(q->behind))->key;
+                at.depth = bring_before(space, q);
+        }
+        return at;
 }
 
 /* Number of tokens from the chain's beginning to the end of the next block. */
@@ -33,8 +71,9 @@ struct chain_at bring_walk(const struct space *space, const struct fetch_request
         struct chain_at begin = begin_of(space, q), at = begin;
         uint32_t bt = space_full_tokens(space, q->group);
 
-        while (at.depth < KVD_FETCH_DEPTH && next_end(space, &at) <= q->n_tokens &&
-               chain_step(space, &at, q->tokens + (uint64_t)at.depth * bt))
+        while (at.depth - begin.depth < KVD_FETCH_DEPTH &&
+               next_end(space, &at) <= bring_end_of(space, q) &&
+               chain_step(space, &at, q->tokens + (uint64_t)(at.depth - begin.depth) * bt))
                 ;
         return space_finds_whole(space) && tokens_at(space, at.group, at.root, at.depth) ? begin :
                                                                                            at;
@@ -47,7 +86,7 @@ bool bring_reaches(const struct space *space, const struct fetch_request *q,
         if (space_finds_whole(space))
                 return tokens_at(space, at->group, at->root, at->depth) &&
                        kvd_fetch_takes(q->n_tokens, bt);
-        return next_end(space, at) <= q->n_tokens && kvd_fetch_reaches(at->depth, bt);
+        return next_end(space, at) <= bring_end_of(space, q);
 }
 
 bool bring_is_needless(const struct bringing *b, const uint32_t *tokens) {
@@ -189,7 +228,7 @@ int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
         b->begun_ns = sys_now_ns();
         b->space = a->space;
         b->attachment = a;
-        b->chain = begin_of(a->space, q);
+        b->chain = root_of(a->space, q);
         b->last = at->leaf;
         if (b->last)
                 block_hold(b->space, kvd_ref_id(b->last));

@@ -23,6 +23,13 @@ struct bringing {                     /* first member of struct fetch and struct
 };
 
 /*
+ * Is the block behind which tokens are fetched one of the chain? 0, or -ESTALE, -EINVAL.
+ */
+int bring_check(const struct space *space, const struct fetch_request *q);
+/* Number of the chain's blocks before the request's tokens, and of its tokens up to their end. */
+uint32_t bring_before(const struct space *space, const struct fetch_request *q);
+uint64_t bring_end_of(const struct space *space, const struct fetch_request *q);
+/*
  * How far a chain is resident. A bidirectional prefix counts only if all of it is resident: a fetch
  * does not continue after a part, whose tokens do not prove that it belongs to this prefix.
  */

@@ -131,16 +131,18 @@ static void find_steps(struct file *file, struct space *space, const struct fetc
         uint32_t bt = space_full_tokens(space, q->group), up = found->up;
         struct chain_at at = found->at;
         int number = file_space_number(file, space);
+        const uint32_t *tokens = q->tokens + (size_t)(at.depth - bring_before(space, q)) * bt;
         struct kvd_label label = {.epoch = file->catalog.spaces[number].epoch, .group = q->group};
 
         label.root = found->root = file_root(space, found->at.root, q->tokens);
         while (found->n < KVD_FETCH_BLOCKS && bring_reaches(space, q, &at)) {
                 label.n_tokens = tokens_at(space, at.group, at.root, at.depth);
-                up = find_step(file, &label, up, q->tokens + at.depth * bt, &file->steps[found->n]);
+                up = find_step(file, &label, up, tokens, &file->steps[found->n]);
                 if (up == CATALOG_NOWHERE)
                         break;
                 found->n++;
                 at.depth++;
+                tokens += bt;
         }
 }
 
@@ -149,7 +151,7 @@ static int64_t tokens_of(const struct space *space, const struct found *found,
                          const struct fetch_request *q) {
         uint64_t n = (uint64_t)(found->at.depth + found->n) * space_full_tokens(space, q->group);
 
-        return (int64_t)MIN(n, q->n_tokens);
+        return (int64_t)MIN(n, bring_end_of(space, q));
 }
 
 /* Finds all of a bidirectional prefix or nothing. */
@@ -175,9 +177,12 @@ static void warm_up(struct fetch *f) {
 
 static int begin(struct file *file, struct attachment *a, const struct fetch_request *q,
                  const struct found *found, int *fd) {
-        uint32_t first = found->at.depth * space_full_tokens(a->space, q->group);
+        uint32_t bt = space_full_tokens(a->space, q->group);
+        uint64_t first = (uint64_t)found->at.depth * bt;
+        uint32_t before = bring_before(a->space, q);
         size_t steps = found->n * sizeof(struct fetch_step);
-        size_t tokens = ((size_t)tokens_of(a->space, found, q) - first) * sizeof(uint32_t);
+        size_t tokens = (size_t)((uint64_t)tokens_of(a->space, found, q) - first) *
+                        sizeof(uint32_t);
         struct bringing *to;
         struct fetch *f;
         int r = bring_begin(&file->fetches, sizeof *f + steps + tokens, a, q, &found->at, &to);
@@ -191,7 +196,8 @@ static int begin(struct file *file, struct attachment *a, const struct fetch_req
         f->first_depth = found->at.depth;
         f->n = found->n;
         f->steps = memcpy(f + 1, file->steps, steps);
-        f->tokens = memcpy(f->steps + f->n, q->tokens + first, tokens);
+        f->tokens = memcpy(f->steps + f->n, q->tokens + (size_t)(found->at.depth - before) * bt,
+                           tokens);
         *fd = to->fd;
         file->info.fetches++;
         file->info.queue++;
@@ -211,6 +217,9 @@ int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd
                 return store_refuse(space_store(space), -EINVAL, "there is no such layer group");
         if (q->salt && space_finds_whole(space))
                 return store_refuse(space_store(space), -EINVAL, "salts are for causal spaces");
+        r = bring_check(space, q);
+        if (r < 0)
+                return r;
         find(file, space, q, &found);
         if (found.n)
                 r = begin(file, a, q, &found, fd);

@@ -13,8 +13,9 @@
 #include "store/tier/carry.h"
 
 struct pull {
-        struct bringing to; /* in remote->pulls */
-        uint32_t first;     /* number of blocks that were resident */
+        struct bringing to;    /* in remote->pulls */
+        uint32_t first;        /* number of resident blocks of these tokens */
+        struct kvd_key behind; /* name of the block before the tokens; 0: none */
         uint32_t n_tokens;
         bool found;     /* FIND was answered: n and names are set */
         uint32_t n, at; /* n: blocks on the servers; at: blocks of these done */

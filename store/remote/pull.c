@@ -60,22 +60,64 @@ void pulls_end_all(struct remote *remote, bool wait) {
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
+/*
+ * Names follow from each other, so that the tokens of a chain are sent from a block on whose name
+ * is known. Returns the number of blocks behind it and before the request's tokens; NONE: there are
+ * too many.
+ */
+static uint32_t unnamed(const struct remote *remote, const struct space *space,
+                        const struct fetch_request *q, struct kvd_key *ret) {
+        uint32_t most = kvd_fetch_most(space_full_tokens(space, q->group)) /
+                        space_full_tokens(space, q->group);
+        uint32_t id = q->behind == KVD_ROOT ? NONE : kvd_ref_id(q->behind), n = 0;
+
+        *ret = (struct kvd_key){0};
+        for (; id != NONE && n < most; id = block_of(space, id)->parent, n++) {
+                const struct kvd_key *name = remote_name_of(remote, space, id);
+
+                if (!name)
+                        continue;
+                *ret = *name;
+                return n;
+        }
+        return id == NONE ? n : NONE;
+}
+
+/* The tokens of the n blocks before the request's, then the request's. */
+static void gather(struct pull *p, const struct fetch_request *q, uint32_t n) {
+        const struct space *space = p->to.space;
+        uint32_t bt = space_full_tokens(space, q->group), id = kvd_ref_id(q->behind);
+
+        for (uint32_t i = n; i-- > 0; id = block_of(space, id)->parent)
+                memcpy(p->tokens + i * bt, block_desc(space, id)->tokens, bt * sizeof *p->tokens);
+        memcpy(p->tokens + n * bt, q->tokens, (p->n_tokens - n * bt) * sizeof *p->tokens);
+}
+
 static int begin(struct remote *remote, struct attachment *a, const struct fetch_request *q,
                  const struct chain_at *at, int *fd) {
-        uint32_t bt = space_full_tokens(a->space, q->group);
-        uint32_t n = space_finds_whole(a->space) ? q->n_tokens :
-                                                   MIN(q->n_tokens, kvd_fetch_most(bt)) / bt * bt;
+        uint32_t bt = space_full_tokens(a->space, q->group), n = q->n_tokens, before, first;
+        struct kvd_key behind;
         struct bringing *to;
         struct pull *p;
-        int r = bring_begin(&remote->pulls, sizeof *p + n * sizeof *p->tokens, a, q, at, &to);
+        int r;
 
+        before = unnamed(remote, a->space, q, &behind);
+        if (before == NONE)
+                return 0;
+        first = before + at->depth - bring_before(a->space, q);
+        if (!space_finds_whole(a->space))
+                n = MIN(before * bt + n, kvd_fetch_most(bt)) / bt * bt;
+        if (n <= first * bt)
+                return 0;
+        r = bring_begin(&remote->pulls, sizeof *p + n * sizeof *p->tokens, a, q, at, &to);
         if (r < 0)
                 return r;
         *fd = to->fd;
         p = container_of(to, struct pull, to);
-        p->first = at->depth;
+        p->first = first;
+        p->behind = behind;
         p->n_tokens = n;
-        memcpy(p->tokens, q->tokens, n * sizeof *p->tokens);
+        gather(p, q, before);
         remote->info.fetches++;
         remote->info.queue++;
         remote_want(remote, true);
@@ -92,7 +134,7 @@ int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, 
         *fd = -1;
         if (remote && bring_reaches(space, q, &at))
                 r = begin(remote, a, q, &at, fd);
-        return r < 0 ? r : (int64_t)MIN((uint64_t)at.depth * bt, q->n_tokens);
+        return r < 0 ? r : (int64_t)MIN((uint64_t)at.depth * bt, bring_end_of(space, q));
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -104,6 +146,7 @@ static bool ask_for_names(struct remote *remote, struct pull *p) {
         q->group = p->to.chain.group;
         q->root = p->to.chain.root;
         q->first = p->first;
+        q->behind = p->behind;
         q->tokens = p->tokens;
         q->n_tokens = p->n_tokens;
         return true;

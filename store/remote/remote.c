@@ -205,6 +205,7 @@ void remote_begin_question(struct remote *remote, enum store_remote_ask what, st
         q->what = what;
         q->space = space;
         q->n = 0;
+        q->behind = (struct kvd_key){0};
         q->checksums = remote->carry && what == STORE_REMOTE_GET;
         q->tenant = domain->remote_prefix[0] ? domain->remote_prefix : domain->name;
         memset(&q->content, 0, sizeof q->content);

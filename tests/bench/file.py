@@ -38,7 +38,6 @@ MODEL = ROOT / "tools/kvlm/model"
 MIB = 1 << 20
 LENGTHS = 2000, 16000
 KVLM_BLOCK = 65536      # bytes of its model's blocks of 16 tokens
-FETCHED = 15360         # tokens from the beginning that kvd_fetch fetches at most
 LAYER = 65536           # bytes of a block's layer with 8 heads of 128 numbers of two bytes
 IN_MEMORY = 8           # with a file, memory has room for a share of 1/IN_MEMORY of the copies
 VOCAB = 50000
@@ -326,22 +325,20 @@ def first_tokens(args: argparse.Namespace, folder: str, port: int) -> dict[tuple
         for n in [length for length in LENGTHS for _ in range(args.rounds)]:
             tokens = [chance.randrange(10, 750) for _ in range(n)]
             whole = (n - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-            below = min(whole, FETCHED)
             seen.setdefault((n, "computed"), []).append(file.first_token(tokens, 0))
             seen.setdefault((n, "host"), []).append(file.first_token(tokens, whole))
             file.instance.kvctl("evict", "--all", "--to", "file")
-            seen.setdefault((n, "file"), []).append(file.first_token(tokens, below))
+            seen.setdefault((n, "file"), []).append(file.first_token(tokens, whole))
             there = remote.tier()["written_bytes"]
             remote.first_token(tokens, 0)
             until(lambda: remote.tier()["written_bytes"] - there >= whole // BLOCK_TOKENS * KVLM_BLOCK)
             remote.instance.kvctl("evict", "--all")
-            seen.setdefault((n, "Redis"), []).append(remote.first_token(tokens, below))
+            seen.setdefault((n, "Redis"), []).append(remote.first_token(tokens, whole))
     return seen
 
 
 def show_first_tokens(seen: dict[tuple[int, str], list[float]]) -> None:
-    print("first token of a prompt, ms, medians (least, most), with the model of this repository; of more than "
-          f"{FETCHED} tokens, the rest is computed\n")
+    print("first token of a prompt, ms, medians (least, most), with the model of this repository\n")
     for (n, tier), values in seen.items():
         print(f"  {n:6} tokens  {tier:9} {statistics.median(values):9.1f} ({min(values):.1f}, {max(values):.1f})")
     print()

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A tier below the pool takes exactly those blocks of a long chain that fetches can bring back. */
+/* A tier below the pool takes exactly those blocks of a chain that fetches can bring back. */
 
+#include <errno.h>
+
+#include "store/file/bring.h"
 #include "store/file/volume.h"
 #include "store/file_tier.h"
 #include "store/remote_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define REACH (KVD_FETCH_TOKENS / BT) /* blocks of a chain that can come back */
-#define BLOCKS (REACH + 10)
+#define REACH (KVD_FETCH_TOKENS / BT) /* blocks of a request */
+#define BLOCKS (2 * REACH + 10)
 #define EXTENT_BYTES ((uint64_t)DISK_SECTOR + FILE_SLOTS * file_slot_bytes(BLOCK_BYTES, 0))
-#define EXTENTS 2u
+#define EXTENTS 4u
 
 static struct space *space;
 static struct attachment *a;
@@ -120,12 +123,18 @@ static void evict(void) {
 
 /* Repeats the fetch as long as blocks come. */
 static void fetch_all(void) {
-        struct fetch_request q = {.n_tokens = BLOCKS * BT, .tokens = tokens};
+        const struct fetch_request all = {.n_tokens = BLOCKS * BT, .tokens = tokens};
+        struct fetch_request q = all;
         uint32_t before;
         int fd;
 
         do {
+                struct chain_at at = bring_walk(space, &all);
+
                 before = fetched;
+                q.behind = at.leaf;
+                q.tokens = tokens + at.depth * BT;
+                q.n_tokens = MIN((BLOCKS - at.depth) * BT, KVD_FETCH_TOKENS);
                 ck_assert_int_ge(files ? space_fetch(a, &q, &fd) : space_fetch_remote(a, &q, &fd),
                                  0);
                 serve();
@@ -135,16 +144,49 @@ static void fetch_all(void) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* Of 65,536 tokens, 50,176 were once written that no fetch would ever have asked for. */
-START_TEST(only_blocks_that_can_come_back_are_written) {
+/* Of 65,536 tokens, only the first 15,360 used to come back. */
+START_TEST(a_chain_of_any_length_comes_back) {
         begin(_i);
         seal_chain(BLOCKS * BT, 1000);
         serve();
-        ck_assert_uint_eq(written, REACH);
+        ck_assert_uint_eq(written, BLOCKS);
         evict();
         fetch_all();
-        ck_assert_uint_eq(fetched, REACH);
-        ck_assert_uint_eq(usage_of(space).sealed, REACH);
+        ck_assert_uint_eq(fetched, BLOCKS);
+        ck_assert_uint_eq(usage_of(space).sealed, BLOCKS);
+        check_clean(space);
+        fixture_close();
+}
+END_TEST
+
+/* A client may name any block; only one of the same chain can lead to the tokens behind it. */
+START_TEST(tokens_are_fetched_behind_a_block_of_their_chain) {
+        struct fetch_request q = {.n_tokens = 3 * BT, .tokens = tokens + 2 * BT};
+        kvd_ref second, tail;
+        int fd;
+
+        begin(true);
+        seal_chain(5 * BT + 1, 1000);
+        serve();
+        second = bring_walk(space, &(struct fetch_request){.n_tokens = 2 * BT, .tokens = tokens})
+                         .leaf;
+        tail = second;
+        q.behind = second;
+        ck_assert_int_eq(space_fetch(a, &q, &fd), 5 * BT);
+        ck_assert_int_eq(fd, -1);
+        q.salt = 1;
+        ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
+        q.salt = 0;
+        q.behind = kvd_ref_make(kvd_ref_id(second), kvd_ref_generation(second) + 2);
+        ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
+        q.behind = kvd_ref_make(UINT32_MAX - 1, 1);
+        ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
+        ck_assert_int_eq(space_allocate(a, 1, &q.behind), 1);
+        ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
+        space_release(a, &q.behind, 1);
+        evict();
+        q.behind = tail;
+        ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
         check_clean(space);
         fixture_close();
 }
@@ -164,19 +206,16 @@ START_TEST(evict_to_file_counts_blocks_that_cannot_come_back) {
         uint64_t no_return;
 
         begin(true);
-        seal_chain(BLOCKS * BT, 1000);
+        seal_chain(2 * BT + 1, 1000);
         ck_assert_int_eq(space_demote(space), 1);
         serve();
         ck_assert_int_eq(space_demoted(space, &no_return), 0);
-        ck_assert_uint_eq(no_return, BLOCKS - REACH);
+        ck_assert_uint_eq(no_return, 1);
         fixture_close();
 }
 END_TEST
 
 START_TEST(the_reach_is_in_tokens_and_in_blocks) {
-        ck_assert(kvd_fetch_reaches(REACH - 1, BT) && !kvd_fetch_reaches(REACH, BT));
-        ck_assert(kvd_fetch_reaches(KVD_FETCH_DEPTH - 1, 1));
-        ck_assert(!kvd_fetch_reaches(KVD_FETCH_DEPTH, 1));
         ck_assert_uint_eq(kvd_fetch_most(7), KVD_FETCH_TOKENS / 7 * 7);
         ck_assert(kvd_fetch_takes(KVD_FETCH_TOKENS, 256));
         ck_assert(!kvd_fetch_takes(KVD_FETCH_TOKENS + 1, 256));
@@ -185,7 +224,7 @@ START_TEST(the_reach_is_in_tokens_and_in_blocks) {
 }
 END_TEST
 
-SUITE("reach",
-      LOOPS(2, only_blocks_that_can_come_back_are_written, a_block_that_is_not_full_is_not_written),
-      TESTS(evict_to_file_counts_blocks_that_cannot_come_back,
+SUITE("reach", LOOPS(2, a_chain_of_any_length_comes_back, a_block_that_is_not_full_is_not_written),
+      TESTS(tokens_are_fetched_behind_a_block_of_their_chain,
+            evict_to_file_counts_blocks_that_cannot_come_back,
             the_reach_is_in_tokens_and_in_blocks))

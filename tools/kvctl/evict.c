@@ -192,9 +192,10 @@ int verb_evict(struct kvctl *kvctl, struct answer *answer) {
                 return r;
         r = add_result(kvctl, answer, &space, evicted, held);
         if (no_return)
-                answer_say(answer,
-                           "Not written to the file, because fetches cannot bring them back: %llu "
-                           "blocks. Only full blocks among the first %u tokens of a chain return.",
-                           (unsigned long long)no_return, KVD_FETCH_TOKENS);
+                answer_say(
+                        answer,
+                        "Not written to the file, because fetches cannot bring them back: %llu "
+                        "blocks. Only full blocks return, and bidirectional prefixes of at most %u tokens.",
+                        (unsigned long long)no_return, KVD_FETCH_TOKENS);
         return r;
 }

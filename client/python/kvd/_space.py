@@ -95,7 +95,8 @@ class Space:
 
     def fetch(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Fetch:
         """Start to load the part of a prompt that follows its blocks in the pool from the daemon's file or its servers.
-        Returns at once; later lookups find the loaded blocks. Sends one request. Raises kvd.Busy if too many fetches
+        Returns at once; later lookups find the loaded blocks. Sends one request, which loads at most 512 blocks and
+        15,360 tokens: call it again for more. Raises kvd.Busy if too many fetches
         of the domain are queued."""
         row, fd = words(tokens), c_int(-1)
         n = check(lib.kvd_fetch(self._open(), number("group", group), number("salt", salt, 64), *row.buffer_info(),

@@ -212,7 +212,7 @@ static int answer_remote_put(const struct kvd_msg_remote_put *m, const struct kv
 /* ---- find ------------------------------------------------------------------------------------ */
 
 /*
- * names[0] becomes the name of the block before number m->first, of the prefix, or 0. The names of
+ * names[0] becomes the name of the block before number m->first of the tokens, of the prefix, or 0. The names of
  * block m->first and of those after it follow. Returns the number of the latter.
  */
 static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_tokens) {
@@ -220,6 +220,8 @@ static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_token
         uint32_t bt = m->block_tokens, end = m->whole ? n_tokens : n_tokens / bt * bt, n = 0;
 
         process.names[0] = (struct kvd_key){0};
+        if (m->behind.size == sizeof process.names[0])
+                memcpy(process.names, m->behind.data, sizeof process.names[0]);
         if (m->whole)
                 process.names[0] = sealed_prefix(&process.keys, process.tokens, n_tokens);
         for (uint32_t at = 0; at < end && n < KVD_REMOTE_FOUND; at += bt) {

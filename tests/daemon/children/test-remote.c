@@ -15,6 +15,7 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "tests/daemon/children/deep.h"
 #include "tests/daemon/children/objects.h"
 #include "tests/daemon/children/remote_tier.h"
 #include "tests/lib/oracle.h"
@@ -35,6 +36,11 @@ static void start_with_short_waits(void) {
 /* With a short timeout, for servers that hang. */
 static void start_impatiently(void) {
         more[0] = "daemon.remote_timeout=2000";
+        start_all();
+}
+
+static void start_with_room(void) {
+        more[0] = "daemon.pool=32M";
         start_all();
 }
 
@@ -308,6 +314,39 @@ START_TEST(lies_are_misses) {
 }
 END_TEST
 
+/* ---- long chains ----------------------------------------------------------------------------- */
+
+/*
+ * Only the first 15,360 tokens of a chain used to come. The other machine has the first 1,024 from
+ * its own computation; its daemon dies after the first part.
+ */
+START_TEST(a_chain_of_any_length_comes) {
+        kvd_space *deep = deep_space(machines[0].handle);
+        uint32_t found, before = 0, below;
+
+        deep_seal(deep, DEEP_BLOCKS);
+        WAIT_UNTIL(tier(&machines[0]).written_bytes >= DEEP_BLOCKS * (uint64_t)DEEP_BLOCK_BYTES);
+        kvd_space_close(deep);
+        for (uint32_t i = 0; i < 2; i++) {
+                deep = deep_space(machines[1].handle);
+                deep_seal(deep, 16);
+                ck_assert(deep_fetch(deep));
+                if (i)
+                        break;
+                kvd_space_close(deep);
+                kill_machine(&machines[1]);
+        }
+        while ((found = deep_resident(deep, &below)) < DEEP_TOKENS) {
+                ck_assert_uint_gt(found, before);
+                before = found;
+                ck_assert(deep_fetch(deep));
+        }
+        ck_assert(!deep_fetch(deep));
+        ck_assert_uint_eq(tier(&machines[1]).wrong, 0);
+        kvd_space_close(deep);
+}
+END_TEST
+
 /* ---- processes killed in the middle ---------------------------------------------------------- */
 
 /* Its requests fail, and the next process does them again. */
@@ -508,6 +547,7 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
       WHEN(instance_on_gpu(), TESTS(servers_go_away_while_a_worker_copies), CASE("host tier"),
            FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
+      CASE("deep"), FIXTURE(start_with_room, stop_all), TESTS(a_chain_of_any_length_comes),
       CASE("whole"), FIXTURE(start_whole, stop_all),
       TESTS(prefixes_are_shared_whole, a_prefix_without_its_end_comes_back_whole),
       WHEN(!instance_on_gpu(), /* a GPU changes only the way of blocks, not keys */

@@ -83,7 +83,8 @@ class Ledger:
         self.used = 0                                   # blocks in vLLM's tables
         self.top, self.era = 0, 0                       # all ids so far are below top; see _note_pool()
         self.found: Chain | None = None                 # looked up, and not yet admitted
-        self.below: dict[str, tuple[list[kvd.Fetch], float]] = {}   # of requests not yet admitted, and deadlines
+        # Of requests not yet admitted, with deadlines, and the number of tokens that were there before.
+        self.below: dict[str, tuple[list[kvd.Fetch], float, int]] = {}
         self.chains: dict[str, Chain] = {}
         self.held: dict[int, list[Object]] = {}         # by block id, one for each use of a block of an object
         self.planned: dict[str, Plan] = {}
@@ -288,15 +289,20 @@ class Ledger:
 
     def settle(self, tokens: int) -> None:
         """Cut the found chain to what vLLM will use of it: as much as its windows' objects are there for. If there may
-        be more below the pool, load that, once per request."""
+        be more below the pool, load that."""
         chain = self.found
-        if chain.below and self.wait > 0 and chain.request.request_id not in self.below:
+        if chain.below and self.wait > 0 and self._asks_below(chain):
             self._ask_below(chain)
         self.numbers.tokens_found += tokens
         if tokens < chain.length * self.size:
             chain.length = tokens // self.size
             words = self.words(chain.request, 0, chain.length)
             chain.pins = self._cut(chain.pins, chain.salts, words)
+
+    def _asks_below(self, chain: Chain) -> bool:
+        """Return whether to ask for more of a request: a fetch brings a part of a long prompt."""
+        fetches, until, before = self.below.get(chain.request.request_id, ([], float("inf"), -1))
+        return not any(fetches) and time.perf_counter() < until and chain.length > before
 
     def _ask_below(self, chain: Chain) -> None:
         """Fetch missing blocks: of the chains, and the objects that a hit of all of them would need. Allocate block 0
@@ -312,7 +318,8 @@ class Ledger:
                 fetches += self._fetch_objects(chain, kind, reached)
         except kvd.Error:               # compute it, as if there were no tier below the pool
             pass
-        self.below[chain.request.request_id] = fetches, time.perf_counter() + self.wait
+        _, until, _ = self.below.get(chain.request.request_id, ([], time.perf_counter() + self.wait, 0))
+        self.below[chain.request.request_id] = fetches, until, chain.length
         self.numbers.fetches += any(fetches)
 
     def _fetch_objects(self, chain: Chain, kind: Kind, reached: int) -> list[kvd.Fetch]:
@@ -331,7 +338,7 @@ class Ledger:
     def waits(self, request_id: str) -> bool:
         """Return whether blocks for a request are being loaded or have just arrived, so that it must be looked up
         again."""
-        fetches, until = self.below.get(request_id, ([], 0.0))
+        fetches, until, _ = self.below.get(request_id, ([], 0.0, 0))
         under_way = [it for it in fetches if it]
         if not under_way:
             return False
@@ -341,7 +348,7 @@ class Ledger:
         return True
 
     def end_waiting(self, request_id: str) -> None:
-        self._close(self.below.pop(request_id, ([], 0.0))[0])
+        self._close(self.below.pop(request_id, ([], 0.0, 0))[0])
 
     @staticmethod
     def _close(fetches: list[kvd.Fetch]) -> None:

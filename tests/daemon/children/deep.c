@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "tests/daemon/children/deep.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "tests/lib/instance.h"
+#include "tests/lib/oracle.h"
+#include "tests/lib/suite.h"
+
+static const uint32_t *chain(void) {
+        static uint32_t tokens[DEEP_TOKENS];
+
+        for (uint32_t i = 0; i < DEEP_TOKENS; i++)
+                tokens[i] = 7 * i;
+        return tokens;
+}
+
+static uint64_t seed_of(uint32_t block) {
+        return oracle_seed(block, (const uint32_t[]){DEEP_TOKENS}, 1);
+}
+
+kvd_space *deep_space(kvd *handle) {
+        static const struct kvd_geometry geometry = {.block_bytes = DEEP_BLOCK_BYTES,
+                                                     .block_tokens = DEEP_BLOCK_TOKENS,
+                                                     .layout = "deep.v1"};
+        kvd_space *space;
+
+        ck_assert_msg(kvd_space_open(handle, "deep", &geometry, NULL, &space) == 0, "%s",
+                      kvd_error());
+        return space;
+}
+
+void deep_seal(kvd_space *space, uint32_t n_blocks) {
+        static struct kvd_block blocks[DEEP_BLOCKS];
+        struct kvd_pin pin = {0};
+        int r;
+
+        for (uint32_t n = 0; n < n_blocks; n += (uint32_t)r) {
+                r = kvd_alloc(space, n_blocks - n, blocks + n);
+                ck_assert_msg(r > 0, "%s", kvd_error());
+        }
+        for (uint32_t i = 0; i < n_blocks; i++)
+                oracle_fill(blocks[i].data, DEEP_BLOCK_BYTES, seed_of(i));
+        ck_assert_msg(kvd_seal(space, &pin, n_blocks, blocks, chain(),
+                               n_blocks * DEEP_BLOCK_TOKENS) >= 0,
+                      "%s", kvd_error());
+        kvd_unpin(space, &pin);
+}
+
+uint32_t deep_resident(kvd_space *space, uint32_t *below) {
+        static uint32_t ids[DEEP_BLOCKS];
+        struct kvd_pin pin = {0};
+        int64_t n;
+
+        kvd_catch_up(space);
+        n = kvd_lookup(space, 0, chain(), DEEP_TOKENS, ids, DEEP_BLOCKS, &pin);
+        ck_assert_int_ge(n, 0);
+        for (uint32_t i = 0; i < n / DEEP_BLOCK_TOKENS; i++)
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), DEEP_BLOCK_BYTES,
+                                               seed_of(i)),
+                                  0);
+        *below = pin.n_below;
+        kvd_unpin(space, &pin);
+        return (uint32_t)n;
+}
+
+bool deep_fetch(kvd_space *space) {
+        struct pollfd p = {.events = POLLIN};
+        int64_t n = kvd_fetch(space, 0, 0, chain(), DEEP_TOKENS, &p.fd);
+
+        ck_assert_msg(n >= 0, "%s", kvd_error());
+        if (p.fd < 0)
+                return false;
+        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
+        close(p.fd);
+        return true;
+}
