@@ -56,10 +56,11 @@ int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, cons
         return fetch_behind(space, &none, tokens, n_tokens, fd);
 }
 
-/* Does a request for all tokens end before some of them? */
+/* Does a request for all tokens of a chain end before some of them? */
 static bool is_long(const struct kvd_space *space, uint32_t n_tokens) {
-        return n_tokens > KVD_FETCH_TOKENS ||
-               n_tokens / space->geometry.block_tokens > KVD_FETCH_DEPTH;
+        return space->options.kind != KVD_BIDIRECTIONAL &&
+               (n_tokens > KVD_FETCH_TOKENS ||
+                n_tokens / space->geometry.block_tokens > KVD_FETCH_DEPTH);
 }
 
 /* Sends only the tokens behind the resident ones, which are held meanwhile. */

@@ -326,6 +326,7 @@ static bool stands_at(const struct space *space, const struct arrival *arrival,
         if (arrival->parent == KVD_ROOT)
                 return true;
         if (!block_current(space, arrival->parent) ||
+            space->blocks[kvd_ref_id(arrival->parent)].private ||
             space->blocks[kvd_ref_id(arrival->parent)].poisoned)
                 return false;
         desc = kvd_index_desc(space->ix, kvd_ref_id(arrival->parent));

@@ -13,6 +13,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/account.h"
+#include "store/file/admit.h"
 #include "store/file/bring.h"
 
 #include <sys/eventfd.h>
@@ -33,9 +34,8 @@ int bring_check(const struct space *space, const struct fetch_request *q) {
                                     "a bidirectional prefix is fetched as a whole");
         if (kvd_ref_id(q->behind) < space_ids(space) && block_current(space, q->behind)) {
                 desc = block_desc(space, kvd_ref_id(q->behind));
-                if (block_of(space, kvd_ref_id(q->behind))->state == KVD_SEALED &&
-                    desc->group == q->group && desc->root == q->salt &&
-                    desc->n_tokens == space_full_tokens(space, q->group))
+                if (admit_can_be_written(space, kvd_ref_id(q->behind)) && desc->group == q->group &&
+                    desc->root == q->salt && desc->n_tokens == space_full_tokens(space, q->group))
                         return 0;
         }
         return store_refuse(space_store(space), -ESTALE,

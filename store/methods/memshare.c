@@ -32,6 +32,8 @@ static struct step make_step(const struct sequence *q, uint32_t first, uint32_t 
         return s;
 }
 
+#define LOOKS_BACK 256u /* a client may create any number of steps */
+
 /* Its last blocks are among the sequence's newest ones, which are not replaced. */
 static bool is_guarded(const struct sequence *q, const struct step *s) {
         return s->first_entry + s->n_entries + setting(q->space, KVD_memshare_recent_guard) >
@@ -40,7 +42,7 @@ static bool is_guarded(const struct sequence *q, const struct step *s) {
 
 /* Steps whose last blocks were spared when they were compared, and are old enough by now. */
 static void look_again(struct sequence *q) {
-        for (uint32_t i = q->n_steps; i-- > 0 && (q->steps[i].again || q->steps[i].wanted);) {
+        for (uint32_t i = q->n_steps, looks = LOOKS_BACK; i-- > 0 && looks-- > 0;) {
                 if (!q->steps[i].again || is_guarded(q, &q->steps[i]))
                         continue;
                 q->steps[i].again = false;

@@ -60,6 +60,8 @@ void pulls_end_all(struct remote *remote, bool wait) {
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
+#define UNNAMED 1024u /* blocks looked at for one that has a name */
+
 /*
  * Names follow from each other, so that the tokens of a chain are sent from a block on whose name
  * is known. Returns the number of blocks behind it and before the request's tokens; NONE: there are
@@ -67,8 +69,8 @@ void pulls_end_all(struct remote *remote, bool wait) {
  */
 static uint32_t unnamed(const struct remote *remote, const struct space *space,
                         const struct fetch_request *q, struct kvd_key *ret) {
-        uint32_t most = kvd_fetch_most(space_full_tokens(space, q->group)) /
-                        space_full_tokens(space, q->group);
+        uint32_t bt = space_full_tokens(space, q->group);
+        uint32_t most = MIN(kvd_fetch_most(bt) / bt, UNNAMED);
         uint32_t id = q->behind == KVD_ROOT ? NONE : kvd_ref_id(q->behind), n = 0;
 
         *ret = (struct kvd_key){0};

@@ -159,6 +159,15 @@ START_TEST(a_chain_of_any_length_comes_back) {
 }
 END_TEST
 
+/* A full block of a sequence, with the chain's first tokens. */
+static kvd_ref private_block(void) {
+        static struct table t;
+
+        table_open(&t, a, 8, true);
+        ck_assert_int_eq(table_append(&t, BT, 1000), 0);
+        return t.slots[0].ref;
+}
+
 /* A client may name any block; only one of the same chain can lead to the tokens behind it. */
 START_TEST(tokens_are_fetched_behind_a_block_of_their_chain) {
         struct fetch_request q = {.n_tokens = 3 * BT, .tokens = tokens + 2 * BT};
@@ -180,6 +189,8 @@ START_TEST(tokens_are_fetched_behind_a_block_of_their_chain) {
         q.behind = kvd_ref_make(kvd_ref_id(second), kvd_ref_generation(second) + 2);
         ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
         q.behind = kvd_ref_make(UINT32_MAX - 1, 1);
+        ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
+        q.behind = private_block();
         ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
         ck_assert_int_eq(space_allocate(a, 1, &q.behind), 1);
         ck_assert_int_eq(space_fetch(a, &q, &fd), -ESTALE);
