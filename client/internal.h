@@ -323,9 +323,10 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *words, const struct k
 /* As kvd_lookup, but finds an object by key, whole or not at all. blocks has room for all. */
 int64_t lookup_object(struct kvd_space *space, const uint32_t *words, uint32_t n_words,
                       uint32_t *blocks, struct kvd_pin *pin);
+
 /*
- * Pins the resident full blocks of a causal chain, of pin's group and salt, mapped or not; counts no
- * lookup. False: there are none.
+ * Pins the resident full blocks of a causal chain, of pin's group and salt, mapped or not; counts
+ * no lookup. False: there are none.
  */
 bool lookup_hold(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
                  struct kvd_pin *pin);

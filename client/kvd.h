@@ -284,8 +284,9 @@ int kvd_catch_up(kvd_space *space);
  * close it at any time; loading continues. salt is as in struct kvd_pin.
  *
  * One call loads at most 512 blocks and 15,360 tokens; call again for more when it has ended. Only
- * full blocks can be loaded, so nothing else is stored below the pool. In a bidirectional space the tokens are a whole prefix, of at most 15,360 tokens and 512 blocks, which
- * is loaded completely or not at all. -EBUSY: too many fetches of the caller's own domain are
+ * full blocks can be loaded, so nothing else is stored below the pool. In a bidirectional space the
+ * tokens are a whole prefix, of at most 15,360 tokens and 512 blocks, which is loaded completely or
+ * not at all. -EBUSY: too many fetches of the caller's own domain are
  * queued; -EINVAL: invalid group, or a salt in a bidirectional space.
  */
 int64_t kvd_fetch(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,

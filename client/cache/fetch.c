@@ -13,8 +13,8 @@
 static_assert(KVD_MOST_fetch_tokens == KVD_FETCH_TOKENS * sizeof(uint32_t),
               "a request holds all tokens that a fetch can load");
 
-/* of: the view of the block behind which tokens are fetched; NULL: there is none. */
-static int ask(struct kvd_space *space, const struct view *of, struct kvd_msg_fetch *request,
+/* pinned: the view of the chain that the request continues, or NULL. */
+static int ask(struct kvd_space *space, const struct view *pinned, struct kvd_msg_fetch *request,
                struct kvd_msg_fetch_reply *reply, int *fd) {
         struct kvd_fds fds = {.n = 0};
         struct view *view;
@@ -22,7 +22,7 @@ static int ask(struct kvd_space *space, const struct view *of, struct kvd_msg_fe
 
         if (r < 0)
                 return r;
-        if (of && of != view)
+        if (pinned && pinned != view)
                 return client_fail(-ESTALE, "the daemon was replaced");
         request->space = view->handle;
         r = handle_call(space->handle, KVD_MSG_fetch, request, reply, &fds);

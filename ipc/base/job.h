@@ -32,8 +32,9 @@ struct kvd_job {
         uint32_t n_items, n_steps, n_tokens, n_results;
         uint32_t param[8]; /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
                                  PROFILE: tokens;    COMPARE: bits of the threshold, a float (0:
-                                 memshare.tau_block), and of that for blocks of the same tokens;    COMPACT: sources, dests, tokens to keep,
-                                 blocks with scores; 0: KeyDiff's */
+                                 memshare.tau_block), and of that for blocks of the same
+                                 tokens;    COMPACT: sources, dests, tokens to keep, blocks with
+                                 scores; 0: KeyDiff's */
         uint32_t sketch;   /* number of the sketch that came with work_sketch; 0: none */
         uint32_t turn;     /* enum kvd_job_turn */
         uint64_t piece;    /* bytes to process before it may pause; 0: it must not pause */
@@ -60,7 +61,8 @@ struct kvd_job_item {
         uint32_t row;      /* row of the summaries */
         uint32_t to_row;   /* SPILL: row that keeps the summary; REVIVE: row that gets it */
         uint32_t place;    /* of the exact copy; KVD_NOWHERE: none */
-        /* of its first token in the sketch (KVD_NO_ORDINAL: not in it); COMPARE: in the job's tokens */
+        /* of its first token in the sketch (KVD_NO_ORDINAL: not in it); COMPARE: in the job's
+           tokens */
         uint32_t ordinal;
         int32_t position; /* of its first token when it was written */
         uint32_t n_tokens;

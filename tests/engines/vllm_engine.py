@@ -118,6 +118,9 @@ class Child:
         from vllm import LLM
         from vllm.config import KVEventsConfig, KVTransferConfig
         from vllm.v1.kv_cache_interface import KVCacheConfig
+
+        from kvd.engines import _vllm_methods
+        _vllm_methods.PATIENCE_S = 600      # the daemon's worker has what others leave of the processor
         self.close()
         needs = self.needs_zeroing = self.needs_zeroing or KVCacheConfig.needs_kv_cache_zeroing.fget
         KVCacheConfig.needs_kv_cache_zeroing = property(lambda caches: zeroing or needs(caches))

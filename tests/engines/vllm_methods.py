@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import kvd
 from common import MODEL, ROOT, Instance, daemon, document
+from kvd.engines import _transformers_sequence
 from kvd.engines._transformers_model import geometry_of
 from kvd.engines.transformers import KvdCache
 from vllm_engine import Engine
@@ -20,6 +21,8 @@ from vllm_engine import Engine
 sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
 from language import Writer, recall_case    # noqa: E402  (needs the path above)
+
+_transformers_sequence.PATIENCE_S = 600     # the daemon's worker has what others leave of the processor
 
 BLOCK, CHUNK = 32, 128
 OPTIONS = {"max_num_batched_tokens": CHUNK, "max_model_len": 2560}

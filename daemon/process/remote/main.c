@@ -212,8 +212,8 @@ static int answer_remote_put(const struct kvd_msg_remote_put *m, const struct kv
 /* ---- find ------------------------------------------------------------------------------------ */
 
 /*
- * names[0] becomes the name of the block before number m->first of the tokens, of the prefix, or 0. The names of
- * block m->first and of those after it follow. Returns the number of the latter.
+ * names[0] becomes the name of the block before number m->first of the tokens, of the prefix, or 0.
+ * The names of block m->first and of those after it follow. Returns the number of the latter.
  */
 static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_tokens) {
         struct kvd_remote_item item = {.root = m->root, .group = m->group};

@@ -2,10 +2,7 @@
 
 #include "tests/daemon/children/deep.h"
 
-#include <poll.h>
-#include <unistd.h>
-
-#include "tests/lib/instance.h"
+#include "tests/daemon/children/fetched.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
@@ -67,13 +64,8 @@ uint32_t deep_resident(kvd_space *space, uint32_t *below) {
 }
 
 bool deep_fetch(kvd_space *space) {
-        struct pollfd p = {.events = POLLIN};
-        int64_t n = kvd_fetch(space, 0, 0, chain(), DEEP_TOKENS, &p.fd);
+        int fd;
+        int64_t n = kvd_fetch(space, 0, 0, chain(), DEEP_TOKENS, &fd);
 
-        ck_assert_msg(n >= 0, "%s", kvd_error());
-        if (p.fd < 0)
-                return false;
-        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
-        close(p.fd);
-        return true;
+        return fetch_ended(n, fd);
 }

@@ -6,11 +6,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "tests/daemon/children/fetched.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
@@ -172,14 +172,10 @@ uint32_t resident(const uint32_t *of) {
 
 /* Waits until the fetch has ended. Returns the number of tokens that kvd_fetch promised. */
 int64_t fetch(const uint32_t *of) {
-        struct pollfd p = {.events = POLLIN};
-        int64_t n = kvd_fetch(space, 0, 0, of, n_tokens, &p.fd);
+        int fd;
+        int64_t n = kvd_fetch(space, 0, 0, of, n_tokens, &fd);
 
-        ck_assert_msg(n >= 0, "%s", kvd_error());
-        if (p.fd < 0)
-                return n;
-        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
-        close(p.fd);
+        fetch_ended(n, fd);
         return n;
 }
 

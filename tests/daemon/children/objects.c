@@ -7,9 +7,9 @@
 
 #include "tests/daemon/children/objects.h"
 
-#include <poll.h>
 #include <unistd.h>
 
+#include "tests/daemon/children/fetched.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
@@ -80,13 +80,7 @@ uint32_t object_below(kvd_space *space) {
 }
 
 static int64_t wait_for(int64_t n, int fd) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-
-        ck_assert_msg(n >= 0, "%s", kvd_error());
-        if (fd < 0)
-                return n;
-        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
-        close(fd);
+        fetch_ended(n, fd);
         return n;
 }
 

@@ -8,13 +8,13 @@
 #include "tests/daemon/children/remote_tier.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
+#include "tests/daemon/children/fetched.h"
 #include "tests/lib/certificates.h"
 #include "tests/lib/mark.h"
 #include "tests/lib/mooncake.h"
@@ -322,15 +322,10 @@ uint32_t resident(struct machine *m, const uint32_t *of) {
 
 /* Waits until the fetch has ended. Returns false if there was nothing to wait for. */
 bool fetch_of(struct machine *m, const uint32_t *of, uint64_t salt) {
-        struct pollfd p = {.events = POLLIN};
-        int64_t n = kvd_fetch(m->space, 0, salt, of, n_tokens, &p.fd);
+        int fd;
+        int64_t n = kvd_fetch(m->space, 0, salt, of, n_tokens, &fd);
 
-        ck_assert_msg(n >= 0, "%s", kvd_error());
-        if (p.fd < 0)
-                return false;
-        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
-        close(p.fd);
-        return true;
+        return fetch_ended(n, fd);
 }
 
 bool fetch(struct machine *m) {
