@@ -150,7 +150,7 @@ def test_more_requests_at_once(it: Instance, alone: Engine, one: Engine) -> None
 
 
 def test_an_engine_or_the_daemon_is_killed(it: Instance, alone: Engine, one: Engine) -> None:
-    prompts = [document(90 + i, 700) for i in range(4)]
+    prompts, short = [document(90 + i, 700) for i in range(4)], [document(99, 100)]
     switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
     expected = one.ask(prompts, max_tokens=100)
     with engine(it) as two:
@@ -165,6 +165,7 @@ def test_an_engine_or_the_daemon_is_killed(it: Instance, alone: Engine, one: Eng
         it.kill()
         it.start()
         two.ask([document(95 + i, 700) for i in range(4)])
+        close(one.ask(short), alone.ask(short))     # looks up, and so meets the next daemon, with blocks of the last one
         switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
         close(one.ask(prompts, max_tokens=100), expected)
     one.tell(op="generate", prompts=prompts, max_tokens=400)
