@@ -7,7 +7,7 @@ They answered without a daemon. The questions are the first ones of today's, unl
 from __future__ import annotations
 
 COMMIT = "3da30c4"
-KEYDIFF_N = KVREVIVER_N = HSHARE_N = 40
+KEYDIFF_N = KVREVIVER_N = 40
 KEYDIFF = {0.125: 0.425, 0.25: 0.675, 0.5: 1.0}             # budget: recall, tokens of 1,000-token documents
 KVREVIVER = {0.1: 1.0, 0.25: 1.0, 0.5: 1.0}                 # with exact copies in addition to the sketch
 HSHARE = {"1": 1.0, "9/16": 1.0, "9/32": 0.325, "1/8": 0.15, "as shipped": 1.0, "paper's profile": 0.3}

@@ -18,11 +18,10 @@ OPTIONS = ("--own-prompt", "yes", "--max-tokens", "8")
 
 @dataclass
 class Run:
-    """Answers to the questions, kvlm's reports, and the space's counters afterwards."""
+    """Answers to the questions, and kvlm's reports."""
 
     recall: Recall
     reports: list[dict]
-    counters: dict[str, int]
 
     def of_table(self, name: str) -> float:
         """The mean of a figure of the requests' sequences."""
@@ -77,13 +76,12 @@ def space(daemon: Daemon, settings: list[str]) -> None:
         daemon.stat("space", "set", SPACE, *settings)
 
 
-def serve(programs: Programs, questions: list[tasks.Question], settings: list[str], *options: str,
-          pool: str = "128M", more: tuple[str, ...] = ()) -> Run:
+def serve(programs: Programs, questions: list[tasks.Question], settings: list[str], *options: str) -> Run:
     """Sends the requests one after the other through their own daemon."""
-    with Daemon(programs, "--pool", pool, *more) as daemon:
+    with Daemon(programs, "--pool", "128M") as daemon:
         space(daemon, settings)
         reports = programs.generate(tasks.prompts(questions), *OPTIONS, *options, socket=daemon.socket)
-        return Run(recall_of(questions, reports), reports, daemon.counters(SPACE))
+        return Run(recall_of(questions, reports), reports)
 
 
 def plain(programs: Programs, questions: list[tasks.Question], *options: str) -> Recall:
