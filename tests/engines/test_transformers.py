@@ -27,7 +27,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, ContinuousBatchin
 
 import kvd
 from common import MODEL, ROOT, daemon, document, run
-from kvd.engines import _transformers_model, _transformers_sequence
+from kvd.engines import _reduction, _transformers_model
 from kvd.engines._transformers_sequence import Followed
 from kvd.engines.transformers import KvdCache, load_prefix, open_space, store, use_pool
 
@@ -36,7 +36,7 @@ NEW = 20
 EXAMPLES = ROOT / "client/python/examples"
 
 torch.set_num_threads(1)
-_transformers_sequence.PATIENCE_S = 600     # the worker has what others leave of the processor
+_reduction.PATIENCE_S = 600     # the worker has what others leave of the processor
 warnings.filterwarnings("ignore")
 logging.getLogger("kvd").setLevel(logging.WARNING)
 
@@ -836,7 +836,7 @@ def test_a_prompt_in_pieces_under_pressure_is_whole(server, space):
             (row,), attend = cache._sequences, Followed.attend
 
             def watched(self, layer, *given, **form):
-                assert self.decodes or not self._missing(), (self.length, self._missing())
+                assert self.decodes or not _reduction.missing(self.kept), self.length
                 return attend(self, layer, *given, **form)
 
             row.attend = watched.__get__(row)

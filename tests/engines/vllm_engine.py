@@ -119,8 +119,8 @@ class Child:
         from vllm.config import KVEventsConfig, KVTransferConfig
         from vllm.v1.kv_cache_interface import KVCacheConfig
 
-        from kvd.engines import _vllm_methods
-        _vllm_methods.PATIENCE_S = 600      # the daemon's worker has what others leave of the processor
+        from kvd.engines import _reduction
+        _reduction.PATIENCE_S = 600      # the daemon's worker has what others leave of the processor
         self.close()
         needs = self.needs_zeroing = self.needs_zeroing or KVCacheConfig.needs_kv_cache_zeroing.fget
         KVCacheConfig.needs_kv_cache_zeroing = property(lambda caches: zeroing or needs(caches))
@@ -211,6 +211,22 @@ class Child:
         ledger = self.scheduler.connector.ledger
         return vars(ledger.numbers) | {"used": ledger.used, "ours": len(ledger.ours), "free": len(ledger.free),
                                        "chains": len(ledger.chains), "state": ledger.state}
+
+    def fail(self, calls: int) -> bool:
+        """Has the attention of a request that follows methods fail once, after so many calls."""
+        from kvd import NoData
+        from kvd.engines._vllm_rows import Row
+        after, left = Row.after, [calls]
+
+        def failing(row):
+            left[0] -= 1
+            if left[0] == 0:
+                Row.after = after
+                raise NoData(0, "as a test wants it")
+            return after(row)
+
+        Row.after = failing
+        return True
 
     def watch(self) -> bool:
         """From now on, counts the scheduler's calls and the requests that run at once, and measures its thread's processor

@@ -28,6 +28,7 @@ from kvd.engines._vllm_events import Teller
 from kvd.engines._vllm_groups import Groups
 from kvd.engines._vllm_ledger import Ledger
 from kvd.engines._vllm_pool import Manager
+from kvd.engines._vllm_rows import Rows
 
 SIZE, LENGTH = 16, 512
 TOKENS = [7 + i % 250 for i in range(10 * SIZE + 5)]
@@ -149,6 +150,7 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             memory = space.memory()
             worker = object.__new__(KvdConnector)
             worker.space, worker.base, worker.mapped, worker.era = space, memory.base, memory.mapped, 0
+            worker.rows = Rows(space)
             assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
             worker.handle_preemptions(Step(space.name, it.ledger.top, 0))
             try:

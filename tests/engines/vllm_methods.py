@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For test_vllm.py: vLLM in place with methods. KeyDiff, against transformers in place, which has its own oracle."""
+"""For test_vllm.py: vLLM in place with methods. KeyDiff against transformers in place, which has its own oracle; KVReviver and
+HShare against vLLM alone."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from functools import cache
 
@@ -13,16 +15,17 @@ from transformers import AutoModelForCausalLM
 
 import kvd
 from common import MODEL, ROOT, Instance, daemon, document
-from kvd.engines import _transformers_sequence
+from kvd.engines import _reduction
 from kvd.engines._transformers_model import geometry_of
 from kvd.engines.transformers import KvdCache
 from vllm_engine import Engine
+from vllm_server import installed
 
 sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
 from language import Writer, recall_case    # noqa: E402  (needs the path above)
 
-_transformers_sequence.PATIENCE_S = 600     # the daemon's worker has what others leave of the processor
+_reduction.PATIENCE_S = 600     # the daemon's worker has what others leave of the processor
 
 BLOCK, CHUNK = 32, 128
 OPTIONS = {"max_num_batched_tokens": CHUNK, "max_model_len": 2560}
@@ -34,7 +37,9 @@ def space_of(it: Instance) -> str:
 
 
 def switch(it: Instance, **settings: str | int) -> None:
-    it.kvctl("space", "set", space_of(it), *(f"keydiff{'.' * bool(name)}{name}={value}" for name, value in settings.items()))
+    """Set settings of the space, and leave all methods off that are not named; _ stands for a dot."""
+    all_of_them = {"keydiff": "off", "kvreviver": "off", "hshare": "off"} | settings
+    it.kvctl("space", "set", space_of(it), *(f"{name.replace('_', '.', 1)}={value}" for name, value in all_of_them.items()))
 
 
 def close(got: list[dict], expected: list[dict], tolerance: float = 2e-5) -> None:
@@ -48,11 +53,11 @@ def engine(it: Instance, **options) -> Engine:
 
 
 def nothing_is_held(it: Instance) -> None:
-    """No more than the unused blocks that each vLLM keeps. The daemon counts pins in rounds, and notices a death a little
-    later."""
+    """No more than the unused blocks that each vLLM keeps, and libkvd, a 64th of the pool. The daemon counts pins in rounds,
+    and notices a death a little later."""
     (size,) = [each["block_bytes"] for each in it.stat("spaces")["spaces"] if each["name"] == space_of(it)]
     for _ in range(3000):
-        if all(each["pinned_blocks"] == 0 and each["held_bytes"] == each["filling_blocks"] * size <= 33 * size
+        if all(each["pinned_blocks"] == 0 and each["held_bytes"] == each["filling_blocks"] * size <= (33 + 32) * size
                for each in it.stat("clients")["clients"]):
             return
         time.sleep(0.02)
@@ -98,13 +103,13 @@ def test_without_a_method_nothing_changes(it: Instance, alone: Engine, one: Engi
 
 
 def test_a_budget_is_that_of_transformers(it: Instance, alone: Engine, one: Engine) -> None:
-    """Both keep the same tokens where whole blocks are kept, in prompts and in answers."""
+    """Both keep the same tokens, in prompts and in answers."""
     prompts = [document(80, 640), document(81, 1024), document(82, 384)]
-    switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
+    switch(it, keydiff="on", keydiff_budget=256, keydiff_slack=20)
     with kvd.connect(it.socket).space("oracle", geometry_of(model(), BLOCK)) as oracle:
         oracle.set("keydiff", 1)
         oracle.set("keydiff.budget", 256)
-        oracle.set("keydiff.slack", 2 * BLOCK - 1)
+        oracle.set("keydiff.slack", 20)
         expected = [by_transformers(oracle, ids, 100) for ids in prompts]
     got = [one.ask([ids], max_tokens=100)[0] for ids in prompts]       # together, a step would have parts of several prompts
     close(got, expected, 1e-3)
@@ -119,31 +124,99 @@ def test_a_budget_is_that_of_transformers(it: Instance, alone: Engine, one: Engi
     it.check()
 
 
-# ---- more requests from the same pool --------------------------------------------------------------------------------
+# ---- the model's own task --------------------------------------------------------------------------------------------
+
+
+@cache
+def questions(n: int = 10) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts of 2,000 tokens that ask for a fact, and answers."""
+    writer = Writer("vllm-methods", held_out=True)
+    cases = [recall_case(writer, 2000, terse=False) for _ in range(n)]
+    return [[1, *each.prompt] for each in cases], [list(each.answer) for each in cases]
+
+
+def right(got: list[dict], answers: list[list[int]]) -> int:
+    return sum(each["tokens"][:len(answer)] == answer for each, answer in zip(got, answers))
 
 
 def test_more_requests_at_once(it: Instance, alone: Engine, one: Engine) -> None:
-    """The model's own task, in a pool that holds four such requests and no more."""
-    writer = Writer("vllm-methods", held_out=True)
-    cases = [recall_case(writer, 2000, terse=False) for _ in range(10)]
-    prompts, answers = [[1, *each.prompt] for each in cases], [list(each.answer) for each in cases]
+    """In a pool that holds four such requests and no more."""
+    prompts, answers = questions()
+    ways = {"all tokens": {}, "half of them": {"keydiff": "on", "keydiff_budget": 1000, "keydiff_slack": BLOCK},
+            "a tenth, the others elsewhere": {"kvreviver": "on", "kvreviver_budget": 0.1}}
     seen = {}
     with daemon("--pool", "39M", "--set", "daemon.segment=1M") as small, engine(small, max_num_batched_tokens=256) as two:
-        for way, budget in (("all tokens", 0), ("half of them", 1000)):
+        for way, settings in ways.items():
             two.do(op="watch")
-            switch(small, **{"": "on", "budget": budget, "slack": BLOCK})
+            switch(small, **settings)
             start = time.monotonic()
             got = two.ask(prompts, max_tokens=100)
             seconds = time.monotonic() - start
-            right = sum(each["tokens"][:len(answer)] == answer for each, answer in zip(got, answers))
-            seen[way] = two.do(op="seen") | {"right": right}
-            print(f"     {way}: {seen[way]['most']} requests at once, {right} of {len(cases)} answers,"
+            seen[way] = two.do(op="seen") | {"right": right(got, answers)}
+            print(f"     {way}: {seen[way]['most']} requests at once, {seen[way]['right']} of {len(prompts)} answers,"
                   f" {(sum(map(len, prompts)) + 100 * len(prompts)) / seconds:.0f} tokens/s", flush=True)
         nothing_is_held(small)
         small.check()
-    full, half = seen["all tokens"], seen["half of them"]
-    assert half["most"] >= 1.5 * full["most"] and not half["preemptions"], seen
-    assert full["right"] >= 9 and half["right"] >= full["right"] - 1, seen
+    full, *others = seen.values()
+    assert all(each["most"] >= 1.5 * full["most"] and not each["preemptions"] for each in others), seen
+    assert full["right"] >= 9 and all(each["right"] >= full["right"] - 1 for each in others), seen
+
+
+def test_what_has_left_comes_back(it: Instance, alone: Engine, one: Engine) -> None:
+    """KVReviver: if all blocks may come back, answers are exact; if none does, they are not."""
+    prompts = [document(84, 640), document(85, 300)]
+    expected = alone.ask(prompts, max_tokens=60)
+    switch(it, kvreviver="on", kvreviver_budget=1)
+    close(one.ask(prompts, max_tokens=60), expected, 1e-3)
+    switch(it, kvreviver="on", kvreviver_budget=0.1, kvreviver_wanted=1)
+    got = one.ask(prompts, max_tokens=60)
+    assert all(mine["tokens"] != his["tokens"] and mine["cached"] == 0 for mine, his in zip(got, expected)), got
+    switch(it, kvreviver_budget=0.25, kvreviver_wanted=0.1)
+    nothing_is_held(it)
+    it.check()
+
+
+def test_tokens_are_selected_and_prefixes_shared(it: Instance, alone: Engine, one: Engine) -> None:
+    """HShare: a selection of all is exact, one of a few is not, and one of a tenth answers. Prefixes are found as ever."""
+    prompts, answers = [document(86, 640), document(87, 300)], questions(4)[1]
+    expected = alone.ask(prompts, max_tokens=60)
+    switch(it, hshare="on", hshare_top=65536)
+    for cached in ([0, 0], [608, 288]):
+        got = one.ask(prompts, max_tokens=60)
+        close(got, expected, 1e-3)
+        assert [each["cached"] for each in got] == cached
+    switch(it, hshare="on", hshare_top=0, hshare_sinks=0, hshare_recent=1, hshare_dense_layers=0)
+    patience = time.monotonic() + 600               # labels are made by and by
+    while one.ask(prompts, max_tokens=60) == expected:
+        assert time.monotonic() < patience
+    switch(it, hshare="on", hshare_top=200, hshare_sinks=16, hshare_recent=64, hshare_dense_layers=2)
+    one.ask(questions(4)[0])
+    assert right(one.ask(questions(4)[0], max_tokens=100), answers) >= 3
+    with engine(it) as two:
+        assert [each["cached"] for each in two.ask(prompts)] == [608, 288]
+    switch(it)
+    nothing_is_held(it)
+    it.check()
+
+
+def test_a_worker_in_another_process(it: Instance, alone: Engine, one: Engine) -> None:
+    """As under vllm serve: each of the two processes is a client of the daemon. A request that has ended is not held when the
+    next one runs."""
+    prompts = [document(88, 640), document(89, 300)]
+    expected = alone.ask(prompts, max_tokens=60)
+    with tempfile.TemporaryDirectory() as folder, engine(it, environment=installed(folder),
+                                                         distributed_executor_backend="mp") as far:
+        far.do(op="block")
+        for settings in ({"kvreviver": "on", "kvreviver_budget": 1}, {"hshare": "on", "hshare_top": 65536}):
+            switch(it, **settings)
+            close(far.ask(prompts, max_tokens=60), expected, 1e-3)
+        switch(it, keydiff="on", keydiff_budget=256)
+        (got,) = far.ask(prompts[:1], max_tokens=60)
+        assert got["tokens"] != expected[0]["tokens"]
+        switch(it, kvreviver_budget=0.25)
+        far.ask([document(200, 100)])
+        nothing_is_held(it)
+        it.check()
 
 
 # ---- deaths ----------------------------------------------------------------------------------------------------------
@@ -151,7 +224,7 @@ def test_more_requests_at_once(it: Instance, alone: Engine, one: Engine) -> None
 
 def test_an_engine_or_the_daemon_is_killed(it: Instance, alone: Engine, one: Engine) -> None:
     prompts, short = [document(90 + i, 700) for i in range(4)], [document(99, 100)]
-    switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
+    switch(it, keydiff="on", keydiff_budget=256, keydiff_slack=20)
     expected = one.ask(prompts, max_tokens=100)
     with engine(it) as two:
         two.ask(prompts[:1])
@@ -166,16 +239,49 @@ def test_an_engine_or_the_daemon_is_killed(it: Instance, alone: Engine, one: Eng
         it.start()
         two.ask([document(95 + i, 700) for i in range(4)])
         close(one.ask(short), alone.ask(short))     # looks up, and so meets the next daemon, with blocks of the last one
-        switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
+        switch(it, keydiff="on", keydiff_budget=256, keydiff_slack=20)
         close(one.ask(prompts, max_tokens=100), expected)
     one.tell(op="generate", prompts=prompts, max_tokens=400)
     time.sleep(1)
     it.kill()
     it.start()
     assert all(len(each["tokens"]) == 400 for each in one.hear())       # from the new pool, where no method is on
-    switch(it, **{"": "on", "budget": 256, "slack": 2 * BLOCK - 1})
+    switch(it, keydiff="on", keydiff_budget=256, keydiff_slack=20)
     close(one.ask(prompts, max_tokens=100), expected)
     assert one.do(op="numbers")["state"] == "serving"
+    nothing_is_held(it)
+    it.check()
+
+
+def test_what_cannot_be_attended_to_is_computed_again(it: Instance, alone: Engine, one: Engine) -> None:
+    """In the middle of a step, of which no token is used: in a prompt, and in an answer, beside a request that goes on."""
+    prompts = [document(103, 700), document(104, 640)]
+    expected = alone.ask(prompts, max_tokens=60)
+    switch(it, kvreviver="on", kvreviver_budget=1)
+    for calls in (30, 400):
+        before = one.tail(1 << 20).count("is recomputed")
+        one.do(op="fail", calls=calls)
+        close(one.ask(prompts, max_tokens=60), expected, 1e-3)
+        assert one.tail(1 << 20).count("is recomputed") == before + 1, calls
+    switch(it, kvreviver_budget=0.25)
+    nothing_is_held(it)
+    it.check()
+
+
+def test_the_daemon_is_killed_and_most_blocks_have_left(it: Instance, alone: Engine, one: Engine) -> None:
+    """KVReviver: nobody has them any more. The requests are computed once more when the next daemon is there."""
+    prompts = [document(100 + i, 700) for i in range(3)]
+    expected = alone.ask(prompts, max_tokens=400)
+    switch(it, kvreviver="on", kvreviver_budget=0.1, kvreviver_wanted=0.001)
+    before = one.tail(1 << 20).count("is recomputed")
+    one.tell(op="generate", prompts=prompts, max_tokens=400)
+    while not any(each["blocks"]["spilled"] > 40 for each in it.stat("spaces")["spaces"]):
+        time.sleep(0.01)
+    it.kill()
+    it.start()
+    assert all(len(each["tokens"]) == 400 for each in one.hear())
+    assert one.tail(1 << 20).count("is recomputed") > before
+    close(one.ask(prompts, max_tokens=400), expected, 1e-3)     # no method is on in the new pool
     nothing_is_held(it)
     it.check()
 

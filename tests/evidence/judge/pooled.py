@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import kvd
-from kvd.engines import _transformers_sequence
+from kvd.engines import _reduction
 from kvd.engines.transformers import KvdCache, open_space
 
 from engine import ROOT, Failed
@@ -49,7 +49,7 @@ class Pool:
     """A daemon and a space of the model, whose contexts have up to `longest` tokens with what follows them."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, kvd_exe: str, kvctl: str, longest: int) -> None:
-        _transformers_sequence.PATIENCE_S = PATIENCE_S
+        _reduction.PATIENCE_S = PATIENCE_S
         shape = model.config.get_text_config()
         width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         token = shape.num_hidden_layers * 2 * shape.num_key_value_heads * width * model.dtype.itemsize

@@ -23,8 +23,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import kvd
 
 from .._handle import when_forgotten
+from ._reduction import METHODS, NOTED, methods_of
 from ._transformers_model import DTYPES, check_space, form_of, frequencies_of, refuse, refuse_windows, theta_of, thread
-from ._transformers_sequence import METHODS, NOTED, Followed, Keeping, Rows, Scorer, Sequence, methods_of
+from ._transformers_sequence import Followed, Keeping, Rows, Scorer, Sequence
 
 log = logging.getLogger("kvd.engines.transformers")
 

@@ -12,7 +12,8 @@ import torch
 
 import kvd
 
-from ._reduction import reduction, tokens_of
+from . import _reduction
+from ._reduction import NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, slack_of, tokens_of
 from ._transformers_copy import gather
 
 log = logging.getLogger("kvd.engines.transformers")
@@ -144,10 +145,7 @@ class Sequence:
 
 # ---- methods ---------------------------------------------------------------------------------------------------------
 
-METHODS = ("keydiff", "kvreviver", "hshare", "memshare")
 LONG_STEP = 3       # blocks: the step of reasoning after one this long begins in a block of its own
-NOTED = 32          # last queries of a prompt, from which the methods estimate what is needed
-PATIENCE_S = 10
 
 
 Scorer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -161,12 +159,6 @@ class Keeping(NamedTuple):
     budget: int = 0
     ends: frozenset[int] = frozenset()
     frequencies: torch.Tensor | None = None     # [head_dim / 2] radians per position
-
-
-def methods_of(space: kvd.Space) -> set[str]:
-    """Return the methods that rows of this space follow now."""
-    on = {it for it in METHODS if space.setting(it)}
-    return on if space.setting("keydiff.budget") else on - {"keydiff"}
 
 
 class Followed(Sequence):
@@ -230,7 +222,7 @@ class Followed(Sequence):
     def _read(self, layer: int, heads: int, scale: float, n: int) -> kvd.Reader:
         """Return the reader, for a pass of n queries."""
         if self.reader is None:
-            self.reader = kvd.Reader(self.kept, heads, scale, frequencies=self.frequencies, timeout_s=PATIENCE_S)
+            self.reader = kvd.Reader(self.kept, heads, scale, frequencies=self.frequencies, timeout_s=_reduction.PATIENCE_S)
         if layer == 0:
             self.reader.begin(self.length + len(self.new) - self.first, n)
         return self.reader
@@ -265,7 +257,7 @@ class Followed(Sequence):
             self.decodes = True
             self.reader.decode(self.length - self.first)
         if not self.moves and self.space.setting("kvreviver"):
-            self._bring_back()
+            bring_back(self.kept)
 
     # ---- scores ------------------------------------------------------------------------------------------------------
 
@@ -273,13 +265,11 @@ class Followed(Sequence):
         """Return the number of tokens that may stay now; 0: all."""
         if not (self.keeping.scorer and self.keeping.budget or self.space.setting("keydiff")):
             return 0
-        return self.keeping.budget or int(self.space.setting("keydiff.budget"))
+        return self.keeping.budget or budget_of(self.space)
 
     def _has_too_many(self, new: int) -> bool:
         """Return whether more tokens than the budget are there with so many new ones; while decoding, some more may be."""
-        slack = int(self.space.setting("keydiff.slack")) if self.length + new > len(self.prompt) else 0
-        if slack and self.moves:        # all that has left must come back for it
-            slack = max(slack, self._most() // 8)
+        slack = slack_of(self.space, self._most(), self.length + new > len(self.prompt), self.moves)
         return 0 < self._most() < self.used + new - slack and self.own and self.publishing
 
     def _layout(self) -> list[tuple[int, int, int]]:
@@ -361,7 +351,7 @@ class Followed(Sequence):
                 self._append(self.length - self.first)
             if self.first > step:
                 self.kept.step(step, self.first - step)
-                self._take_changes(PATIENCE_S)
+                self._take_changes(_reduction.PATIENCE_S)
         except kvd.Error as error:
             log.info("kvd: a step is not compared: %s", error)
 
@@ -379,7 +369,7 @@ class Followed(Sequence):
             if self.keeping.scorer and self._layout()[:len(self.scored)] != self.scored:
                 raise kvd.Error(errno.EAGAIN, "the scores are of what was there before a change")
             if self.moves:
-                self._fetch_all()
+                fetch_all(self.kept)
             self._compact(budget)
         except kvd.Error as error:
             log.info("kvd: this request is reduced later: %s", error)
@@ -390,14 +380,6 @@ class Followed(Sequence):
         """Count the tokens of the entries and of the table."""
         self.used = self.length - self.first + sum(tokens_of(self._entries()))
 
-    def _fetch_all(self) -> None:
-        gone = self._missing()
-        if gone:
-            self.kept.revive(gone)
-            self._take_changes(PATIENCE_S)
-        if self._missing():
-            raise kvd.Error(errno.EAGAIN, "blocks that have left do not come back now")
-
     def _compact(self, budget: int) -> None:
         """Keep the tokens of highest score."""
         scores, done = self._take_scores(), 0
@@ -405,7 +387,7 @@ class Followed(Sequence):
             columns = None if scores is None else scores[:, :, it.column:it.column + it.tokens].contiguous()
             changing = self.kept.compact(it.first, it.n, it.keep, columns)
             if changing:
-                self._take_changes(PATIENCE_S)
+                self._take_changes(_reduction.PATIENCE_S)
             done += changing
         if not done:
             self.later = self.length + self.size
@@ -431,29 +413,12 @@ class Followed(Sequence):
                 self.kept.sync()
         finally:
             if not self.moves or not self.decodes:      # else the reader asks for what is needed
-                self._bring_back()
-
-    # ---- missing blocks ----------------------------------------------------------------------------------------------
-
-    def _missing(self) -> list[int]:
-        return [i for i, it in enumerate(self._entries()) if not it.data and not it.flags & kvd.EntryFlags.DROPPED]
-
-    def _bring_back(self) -> None:
-        """If KVReviver was switched on meanwhile, the daemon may have taken blocks without being asked. Nothing else would
-        notice that they are missing."""
-        for _ in range(2):
-            gone = self._missing()
-            if not gone:
-                return
-            with suppress(kvd.Error):
-                self.kept.revive(gone)
-                self.kept.wait(PATIENCE_S)
-        raise RuntimeError(f"{len(gone)} blocks of this request have left the pool, and did not come back")
+                bring_back(self.kept)
 
     def copy(self, n: int) -> torch.Tensor:
         """Copy what is seen: [layers, 2 (K, V), 1, heads, tokens, dim]."""
-        if self._missing():
-            raise kvd.NoData(errno.ENODATA, f"{len(self._missing())} blocks of this request are not in the pool (KVReviver),"
+        if missing(self.kept):
+            raise kvd.NoData(errno.ENODATA, f"{len(missing(self.kept))} blocks of this request are not in the pool (KVReviver),"
                              " and it cannot go on without")
         g = self.space.geometry
         parts = [self._turned(gather(g, self.table.base, [it.block], it.tokens), it.delta) for it in self._entries() if it.data]

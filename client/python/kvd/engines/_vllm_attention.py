@@ -2,17 +2,18 @@
 """vLLM's attention on CPUs over planes of kvd, for requests that follow the methods of a space ("methods": true).
 
 vLLM's own kernel keeps keys in an order that depends on the processor, into which the daemon cannot look. Here, a layer's
-page has the planes of libkvd, and libkvd attends. A request whose tokens were reduced has blocks that are not in vLLM's
-table (_vllm_methods.py): they come with the step's metadata, and are seen before the blocks of the table.
+page has the planes of libkvd, and libkvd attends. A request that follows methods has a table of the daemon (_vllm_rows.py),
+which is seen before the rest of vLLM's table.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
@@ -24,6 +25,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentio
 import kvd
 
 from ._vllm_layout import asks_for_methods
+from ._vllm_rows import Row
 
 PIECE = 32              # queries of a request that one thread computes at a time, at least
 ALONE = 1 << 14         # scores of a step below which one thread computes them all
@@ -39,46 +41,78 @@ def _threads(n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n, initializer=lambda: os.sched_setaffinity(0, processors))
 
 
-class Step:
-    """The requests of a step: a table for each piece of a request, with the place of its first query in the batch, the
-    first query's position in the table, and the number of queries."""
+class Part(NamedTuple):
+    """n queries of a request. table: what vLLM has of it. start: place of the first query in the batch. first: its position in
+    the table. row: what is seen before the table."""
 
-    def __init__(self, connector: Any, metadata: CPUAttentionMetadata):
-        space, self.memory, self.metadata = connector.space, connector.memory, metadata
-        self.parts: list[tuple[kvd.Table, int, int, int]] = []
+    table: kvd.Table
+    start: int
+    first: int
+    n: int
+    row: Row | None
+
+
+class Step:
+    """The requests of a step, in pieces for threads. form: number of query heads, and the scale of scores."""
+
+    def __init__(self, connector: Any, metadata: CPUAttentionMetadata, heads: int, scale: float):
+        self.space, self.memory, self.metadata = connector.space, connector.memory, metadata
+        self.heads, self.scale = heads, scale
+        self.parts: list[Part] = []
+        self.looking: list[tuple[Row, int, int]] = []   # rows, and places and numbers of their queries
         self.threads, work = torch.get_num_threads(), 0
-        size, starts = space.geometry.block_tokens, metadata.query_start_loc.tolist()
+        size, starts = self.space.geometry.block_tokens, metadata.query_start_loc.tolist()
         lengths, tables = metadata.seq_lens.tolist(), metadata.block_table
         slots = metadata.slot_mapping[metadata.query_start_loc[:len(lengths)]].tolist()
-        for row, (start, length) in enumerate(zip(starts, lengths)):
-            n = starts[row + 1] - start
-            moved, blocks = connector.kept.get(slots[row] // size, (0, []))       # known by the block that it writes next
-            ids = blocks + tables[row, moved:cdiv(length, size)].tolist()
-            self._add(space, ids, start, length - n + (len(blocks) - moved) * size, n)
+        for i, (start, length) in enumerate(zip(starts, lengths)):
+            n, row = starts[i + 1] - start, connector.rows.now.get(slots[i] // size)    # known by the block that it writes next
+            moved = row.moved if row else 0
+            if row:
+                row.open(n, heads, scale)
+                self.looking.append((row, start, n))
+            ids, first = tables[i, moved:cdiv(length, size)].tolist(), length - n - moved * size
+            self._add(ids, start, first, n, row)
             work += n * length
         if work < ALONE:
             self.threads = 1
 
-    def _add(self, space: kvd.Space, ids: list[int], start: int, first: int, n: int) -> None:
-        piece = max(cdiv(n, 2 * self.threads), PIECE) if self.threads > 1 else n
+    def _add(self, ids: list[int], start: int, first: int, n: int, row: Row | None) -> None:
+        one = self.threads == 1 or row and row.decodes
+        piece = n if one else max(cdiv(n, 2 * self.threads), PIECE)
         for at in range(0, n, max(piece, 1)):
-            table = kvd.Table(space)
+            table = kvd.Table(self.space)
             table.assign(self.memory, ids)
-            self.parts.append((table, start + at, first + at, min(piece, n - at)))
+            self.parts.append(Part(table, start + at, first + at, min(piece, n - at), row))
 
-    def attend(self, layer: int, heads: int, scale: float, q: torch.Tensor, out: torch.Tensor, **form: Any) -> None:
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, **form: Any) -> None:
         """Attend from queries [tokens, heads * dim] to results of the same shape, both floats."""
         width, at, to = q.shape[1], q.data_ptr(), out.data_ptr()
+        for row, start, n in self.looking:
+            row.look(layer, n, at + start * width * 4, width)
 
         def work(i: int) -> None:
-            for table, start, first, n in self.parts[i::self.threads]:
-                skip = start * width * 4
-                table.attend(layer, first, n, heads, scale, at + skip, width, to + skip, width, **form)
+            for it in self.parts[i::self.threads]:
+                skip = it.start * width * 4
+                self._attend(layer, it, at + skip, to + skip, width, **form)
 
         if self.threads == 1:
             work(0)
         else:
             list(_threads(self.threads).map(work, range(self.threads)))
+
+    def _attend(self, layer: int, part: Part, q: int, out: int, width: int, **form: Any) -> None:
+        """A request that cannot go on gets zeros, and is recomputed."""
+        row = part.row
+        try:
+            if not row or not row.broken:
+                part.table.attend(layer, part.first, part.n, self.heads, self.scale, q, width, out, width,
+                                  after=row.after() if row else None, **form)
+                return
+        except kvd.Error as error:
+            if not row:
+                raise
+            row.breaks(error)
+        ctypes.memset(out, 0, part.n * width * 4)
 
 
 class Attention(CPUAttentionBackendImpl):
@@ -121,12 +155,12 @@ class Attention(CPUAttentionBackendImpl):
         connector, n = get_kv_transfer_group(), attn_metadata.num_actual_tokens
         self._place(kv_cache)
         if connector.step is None or connector.step.metadata is not attn_metadata:      # the first layer of a step
-            connector.step = Step(connector, attn_metadata)
+            connector.step = Step(connector, attn_metadata, self.num_heads, self.scale)
         q = query[:n].reshape(n, -1).to(torch.float32).contiguous()
         to = output[:n].view(n, -1)
         out = to if to.dtype == torch.float32 and to.is_contiguous() else torch.empty_like(q)
         sinks = None if self.sinks is None else self.sinks.to(torch.float32).contiguous()
-        connector.step.attend(self.layer, self.num_heads, self.scale, q, out, cap=self.logits_soft_cap,
+        connector.step.attend(self.layer, q, out, cap=self.logits_soft_cap,
                               sinks=0 if sinks is None else sinks.data_ptr())
         if out is not to:
             to.copy_(out)

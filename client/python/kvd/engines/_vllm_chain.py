@@ -43,7 +43,7 @@ class Chain:
         self.below = False              # there may be more of it below the pool
         self.tables: list[list[KVCacheBlock]] = []      # of the dense groups
         self.ended = not pins           # no further block is published
-        self.kept: Kept | None = None   # of a request that methods reduce
+        self.kept: Kept | None = None   # of a request that follows methods
 
 
 @dataclass

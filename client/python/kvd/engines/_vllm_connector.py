@@ -24,6 +24,7 @@ from ._vllm_layout import register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_methods import Methods
 from ._vllm_pool import Manager
+from ._vllm_rows import Done, Rows, Told
 from ._vllm_space import (block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place,
                           require_vllm, stages)
 from ._vllm_warmup import guard
@@ -32,7 +33,8 @@ register()      # for vLLM in the caller's process, where this module is importe
 
 logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
 
-_spaces: dict[str, kvd.Space] = {}      # of workers by engine id, until a scheduler in the same process takes them
+# Of workers by engine id, until a scheduler in the same process takes them.
+_spaces: dict[str, tuple[kvd.Space, Rows]] = {}
 
 
 class PoolMemory(TorchFunctionMode):
@@ -60,12 +62,13 @@ class PoolMemory(TorchFunctionMode):
 @dataclass
 class Step(KVConnectorMetadata):
     """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool to which the
-    scheduler attached for the era-th time. kept: see Methods.rows()."""
+    scheduler attached for the era-th time. told, numbers: see Methods.tell() and .numbers()."""
 
     space: str
     top: int
     era: int
-    kept: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    told: dict[int, Told] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
 
 
 class KvdStats(KVConnectorStats):
@@ -92,10 +95,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         refuse_in_place(vllm_config, kv_cache_config)
         engine, shares = vllm_config.kv_transfer_config.engine_id, vllm_config.parallel_config.tensor_parallel_size
         is_worker = role == KVConnectorRole.WORKER
-        space = None if is_worker else _spaces.pop(engine, None)
+        space, self.rows = (None, None) if is_worker else _spaces.pop(engine, (None, None))
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares)
         if is_worker:
-            _spaces[engine] = self.space
+            self.rows = Rows(self.space)
+            _spaces[engine] = self.space, self.rows
             guard()
             self._map_null_block()
         else:
@@ -107,9 +111,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
-        self.kept: dict[int, tuple[int, list[int]]] = {}    # of the step in progress
         self.step: object = None    # of _vllm_attention.py
         self.ledger: Ledger | None = None
+        if self.extra("methods", False):
+            vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"     # what a worker cannot attend to
         self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)
         self._place(kv_cache_config, stages(vllm_config), shares)
@@ -179,11 +184,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_connector_metadata(self, connector_metadata: Step) -> None:
         self._map(connector_metadata)
+        self.rows.begin(connector_metadata.told, self.memory)
         super().bind_connector_metadata(connector_metadata)
 
     def _map(self, step: Step) -> None:
         """Map memory by which the pool has grown, if a step uses it."""
-        self.kept = step.kept
+        self.rows.keep(step.numbers)
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
@@ -207,7 +213,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         pass
 
     def wait_for_save(self) -> None:
-        pass
+        self.rows.end()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.rows.broken_blocks()
+
+    def build_connector_worker_meta(self) -> Done | None:
+        return self.rows.done()
 
     # ---- scheduler: the blocks
 
@@ -217,7 +229,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                              wait=float(self.extra("fetch_wait", 1.0)), retain=float(self.extra("retain", 0.25)))
         Manager.adopt(kv_cache_manager, self.ledger)
         if self.extra("methods", False):
-            self.ledger.methods = Methods(self.ledger, kv_cache_manager.block_pool.null_block, *self.limits)
+            self.ledger.methods = Methods(self.ledger, kv_cache_manager.block_pool.null_block, *self.limits, rows=self.rows)
         events.begin(self.events, self.space, groups, self.ledger.salts, kv_cache_manager)
         super().bind_kv_cache_manager(kv_cache_manager)
 
@@ -235,11 +247,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                                                       if it in self.ledger.ours]
         self.ledger.trim()
         self.ledger.numbers.steps += 1
-        methods = self.ledger.methods
-        kept = methods.rows(scheduler_output.num_scheduled_tokens) if methods else {}
-        return Step(self.space.name, self.ledger.top, self.ledger.era, kept)
+        step = Step(self.space.name, self.ledger.top, self.ledger.era)
+        if self.ledger.methods:
+            step.told = self.ledger.methods.tell(scheduler_output.num_scheduled_tokens)
+            step.numbers = self.ledger.methods.numbers()
+        return step
 
     def update_connector_output(self, connector_output) -> None:
+        if self.ledger.methods and connector_output.kv_connector_worker_meta:
+            self.ledger.methods.take(connector_output.kv_connector_worker_meta)
         self.ledger.publish()   # the step's output has arrived, so its writes are complete, on GPUs too
 
     def request_finished(self, request, block_ids) -> tuple[bool, None]:
@@ -261,6 +277,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return KvdStats(data or {})
 
     def shutdown(self) -> None:
+        if self.rows:
+            self.rows.keep(())
         if self.ledger:
             logger.info("kvd: %s", self.ledger.numbers)
             self.ledger.shut()

@@ -35,7 +35,7 @@ from ._vllm_chain import Chain, Object, Plan
 from ._vllm_events import Salts
 from ._vllm_groups import Groups, Kind
 from ._vllm_keys import extra_key, salt_ahead, tokens_of
-from ._vllm_methods import Kept, Methods
+from ._vllm_methods import Methods
 from ._vllm_retain import Hint, Retained
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
@@ -155,7 +155,7 @@ class Ledger:
             self.tell = now + TELL
 
     def is_busy(self) -> bool:
-        """Return whether requests use blocks; those of a reduced request may all be in a table of the daemon."""
+        """Return whether requests use blocks."""
         return bool(self.used or self.chains)
 
     def hand_out(self, n: int) -> list[int]:
@@ -173,13 +173,6 @@ class Ledger:
         block = self.ours.pop(block_id, None)
         if block:
             (self.free if block.data and not block.posted else self.gone).append(block)
-
-    def move(self, block: KVCacheBlock) -> None:
-        """Take a block of ours out of vLLM's tables: it is in a table of the daemon now."""
-        self.used -= 1
-        self.forget_plan_of(block.block_id)
-        self.ours.pop(block.block_id)
-        block.ref_cnt = 0
 
     def end_use(self, block_id: int) -> None:
         """Note that one request does not use a block any more that it may have found as a part of an object."""
@@ -217,10 +210,10 @@ class Ledger:
         self.drop_found()
         start = time.perf_counter()
         salt, pins, below = extra_key(request, self.epoch, min(self.size, self.groups.step)), [], False
-        kept = Kept() if self.methods and self.methods.follows(request) else None
+        kept = self.methods.follow(request) if self.methods else None
         if self.groups.ahead:
             salt = salt_ahead(request, salt)
-        if salt is not None and not kept:
+        if salt is not None and not (kept and kept.own):
             self.salts.note(salt, request, self.groups.ahead)
             salts = self.groups.salts(salt)
             if request.skip_reading_prefix_cache or self.state is not self.SERVING:
@@ -439,9 +432,10 @@ class Ledger:
         """Release a chain whose blocks are not read any more."""
         start = time.perf_counter()
         self._close_pins(chain)
-        if chain.kept:
-            chain.kept.close()
+        if chain.kept and self.methods:
+            self.methods.end()
         self.numbers.let_go_s += time.perf_counter() - start
+        self.trim()
 
     # ---- publishing
 
@@ -481,8 +475,6 @@ class Ledger:
         if self.state is not self.SERVING:
             return
         start = time.perf_counter()
-        if self.methods:
-            self.methods.reduce()
         for request_id, plan in list(self.planned.items()):
             chain = self.chains.get(request_id)
             if not chain or self._publish(chain, plan):

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods for vLLM's requests ("methods": true): KeyDiff.
+"""Methods for vLLM's requests ("methods": true), on the scheduler's side: KeyDiff, KVReviver, HShare.
 
-A request that may exceed keydiff.budget while keydiff is on shares no blocks with others. Whenever a step has left more
-tokens than the budget (and, of a request that decodes, keydiff.slack), the request's full blocks move to a table of the
-daemon (kvd.Sequence), which keeps the tokens of highest score in new blocks, all of them full. In vLLM's table the blocks
-that have moved are the null block, as are those that a sliding window has left, so that positions go on; the ids of the new
-blocks go to the workers with each step (_vllm_attention.py). Blocks that became free are the pool's, for any process.
+The tables of the daemon (kvd.Sequence) are the worker's (_vllm_rows.py). With each step it is told which blocks earlier steps
+have filled. It answers how many of them it has copied to a table of the daemon: in vLLM's table these are the null block from
+then on, as are those that a sliding window has left, so that positions go on, and their memory is the pool's. The first block
+stays: by its id, the worker reports a request whose tokens cannot be attended to any more, and vLLM recomputes that.
 
-The scheduler waits for the daemon, so that answers do not depend on how fast it is. They do depend on how vLLM divides
-prompts into steps, which depends on the other requests.
+A request that may exceed keydiff.budget while keydiff is on, and every request while kvreviver is on, shares no blocks with
+others. With hshare alone, blocks stay where they are, and are shared.
+
+Answers do not depend on how fast the daemon is, for the worker waits. They do depend on how vLLM divides prompts into steps,
+which depends on the other requests.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -20,140 +23,118 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-import kvd
-
-from ._reduction import reduction
+from ._reduction import methods_of
 from ._vllm_chain import Chain
+from ._vllm_rows import Done, Rows, Told
 
 if TYPE_CHECKING:
     from ._vllm_ledger import Ledger
 
 logger = init_logger("vllm." + __name__)
 
-OTHERS = ("kvreviver", "hshare", "memshare")
-PATIENCE_S = 10
-GONE = (kvd.ConnectionLost, kvd.ConnectionRefused, kvd.NotFound, kvd.TimedOut)     # errors of a daemon that is gone
+_numbers = count(1)
 
 
 class Kept:
-    """What is kept of a request. moved: number of blocks of vLLM's table that have moved. blocks: ids of those that are seen
-    in their place. later: number of tokens at which a reduction that failed is tried again."""
+    """What is known of a request that follows methods. number: of its admission. own: it shares no blocks. target: number of
+    tokens that it computes before it samples. told: number of full blocks of which the worker was told. moved: number of
+    those that the worker has copied. held: number of blocks that the worker has instead."""
 
-    def __init__(self) -> None:
-        self.sequence: kvd.Sequence | None = None
-        self.moved, self.later = 0, 0
-        self.blocks: list[int] = []
-
-    def close(self) -> None:
-        if self.sequence:
-            self.sequence.close()
+    def __init__(self, own: bool, target: int) -> None:
+        self.number, self.own, self.target = next(_numbers), own, target
+        self.told = self.moved = self.held = 0
 
 
 class Methods:
-    """longest: tokens of the longest request. chunk: tokens of the longest step."""
+    """longest: tokens of the longest request. chunk: tokens of the longest step. rows: the worker's, if it is in this process."""
 
-    def __init__(self, ledger: Ledger, null: KVCacheBlock, longest: int, chunk: int):
-        self.ledger, self.null, self.chunk = ledger, null, chunk
+    def __init__(self, ledger: Ledger, null: KVCacheBlock, longest: int, chunk: int, rows: Rows | None = None):
+        self.ledger, self.null, self.chunk, self.worker = ledger, null, chunk, rows
         self.space, self.size = ledger.space, ledger.size
         self.blocks = cdiv(longest, self.size) + 1
-        self.told: set[str] = set()
+        self.told = False
 
     def budget(self) -> int:
         """Return the number of tokens that a request may keep; 0: all."""
         return int(self.space.setting("keydiff.budget")) if self.space.setting("keydiff") else 0
 
-    def follows(self, request: Request) -> bool:
-        """Return whether a request that is looked up will be reduced."""
-        for name in OTHERS:
-            if self.space.setting(name) and name not in self.told:
-                self.told.add(name)
-                logger.warning("kvd: %s is on for space %s, and has no effect on vLLM", name, self.space.name)
-        return 0 < self.budget() < request.num_prompt_tokens + request.max_tokens
+    def follow(self, request: Request) -> Kept | None:
+        """Return what a request that is looked up follows; None: no method."""
+        on = methods_of(self.space)
+        if "memshare" in on and not self.told:
+            self.told = True
+            logger.warning("kvd: memshare is on for space %s, and has no effect on vLLM", self.space.name)
+        reduced = 0 < self.budget() < request.num_prompt_tokens + request.max_tokens
+        own = reduced or "kvreviver" in on
+        return Kept(own, request.num_tokens) if own or "hshare" in on else None
 
     def most_blocks(self, chain: Chain | None) -> int | None:
         """Return the largest number of blocks that a request has between steps; None: as many as it has tokens for."""
         budget = self.budget()
-        if not chain or not chain.kept or not budget:
+        if not chain or not chain.kept or not chain.kept.own or not budget:
             return None
         tokens = chain.request.num_prompt_tokens + chain.request.max_tokens
         budget = max(budget, (int(self.space.setting("keydiff.sink_blocks")) + 1) * self.size)
-        most = cdiv(budget, self.size) + cdiv(int(self.space.setting("keydiff.slack")), self.size) + 1
+        most = cdiv(budget, self.size) + cdiv(int(self.space.setting("keydiff.slack")), self.size) + 2
         return min(cdiv(tokens, self.size), most)
 
     def reserved(self) -> int:
-        """Return the number of blocks that running requests may need: to grow, and for a time, in a step and for its
-        reduction. Without these, more requests would be admitted than can stay."""
-        growth = [most - len(it.kept.blocks) - len(it.tables[0]) + it.kept.moved for it in self.ledger.chains.values()
-                  if it.kept and (most := self.most_blocks(it))]
-        return sum(max(it, 0) for it in growth) + cdiv(self.chunk + self.budget(), self.size) if growth else 0
+        """Return the number of blocks that running requests may need: to grow; for a time, in a step, for copies of what it
+        has filled, and for its reduction; and for blocks that have left the pool, of the request of which most have. Without
+        these, more requests would be admitted than can stay."""
+        kept = [(it, it.kept) for it in self.ledger.chains.values() if it.kept and it.kept.own]
+        growth = [most - it.held - len(chain.tables[0]) + it.moved for chain, it in kept
+                  if (most := self.most_blocks(chain))]
+        left = max((it.moved - it.held for chain, it in kept if not self.most_blocks(chain)), default=0)
+        step = cdiv(2 * self.chunk + self.budget(), self.size) if kept else 0
+        return sum(max(it, 0) for it in growth) + max(left, 0) + step
 
-    def kept(self) -> int:
+    def held(self) -> int:
         """Return the number of blocks that requests have in place of those that have moved."""
-        return sum(len(it.kept.blocks) for it in self.ledger.chains.values() if it.kept)
+        return sum(it.kept.held for it in self.ledger.chains.values() if it.kept)
 
-    def reduce(self) -> None:
-        """Reduce the requests that have too many tokens. No step is in flight."""
-        budget, slack = self.budget(), int(self.space.setting("keydiff.slack"))
-        for chain in list(self.ledger.chains.values()) if budget else ():
-            tokens = self.ledger.written(chain.request)
-            decodes = tokens > chain.request.num_prompt_tokens
-            if chain.kept and tokens >= chain.kept.later and self._used(chain.kept, tokens) > budget + slack * decodes:
-                self._reduce(chain, chain.kept, tokens, budget)
+    def tell(self, scheduled: dict[str, int]) -> dict[int, Told]:
+        """Return what the worker must know of the requests of a step, by the id of the block that a request writes next, which
+        is no other request's."""
+        told = {}
+        for name in scheduled:
+            chain = self.ledger.chains.get(name)
+            if chain and chain.kept:
+                tokens, table = chain.request.num_computed_tokens, chain.tables[0]
+                told[table[tokens // self.size].block_id] = self._tell(chain, chain.kept, tokens)
+        return told
 
-    def _used(self, kept: Kept, tokens: int) -> int:
-        return tokens + (len(kept.blocks) - kept.moved) * self.size
+    def _tell(self, chain: Chain, kept: Kept, tokens: int) -> Told:
+        first, kept.told = kept.told, tokens // self.size
+        ids = [it.block_id for it in chain.tables[0][first:kept.told]]
+        words = self.ledger.words(chain.request, first, kept.told)
+        return Told(kept.number, chain.request.request_id, kept.target, tokens, ids, words, self.blocks,
+                    None if kept.own else chain.salts[0])
 
-    def _reduce(self, chain: Chain, kept: Kept, tokens: int, budget: int) -> None:
-        kept.later = tokens + self.size
-        if self._move(chain, kept, tokens // self.size) and kept.sequence:
-            self._compact(chain, kept, tokens - kept.moved * self.size, budget)
-        if kept.sequence:
-            self._see(chain, kept.sequence)
+    def numbers(self) -> set[int]:
+        """Return the numbers of the requests that run. The worker drops the others' tables."""
+        return {it.kept.number for it in self.ledger.chains.values() if it.kept}
 
-    def _compact(self, chain: Chain, kept: Kept, behind: int, budget: int) -> None:
-        assert kept.sequence
-        try:
-            for it in reduction(self.space, kept.sequence.entries(), behind, budget, unit=self.size):
-                if kept.sequence.compact(it.first, it.n, it.keep):
-                    kept.sequence.wait(PATIENCE_S)
-                    kept.later = 0
-        except kvd.Error as error:
-            logger.info("kvd: request %s is reduced later: %s", chain.request.request_id, error)
+    def end(self) -> None:
+        """A request has ended, and no step is in flight. A worker in another process hears of it with the next step, which vLLM
+        runs without tokens if need be."""
+        if self.worker:
+            self.worker.keep(self.numbers())
 
-    def _move(self, chain: Chain, kept: Kept, done: int) -> bool:
-        """Move full blocks from vLLM's table to the daemon's."""
-        ledger, table = self.ledger, chain.tables[0]
-        mine, moved = [ledger.ours[it.block_id] for it in table[kept.moved:done]], 0
-        try:
-            kept.sequence = kept.sequence or self.space.sequence(self.blocks)
-            kept.sequence.sync()        # what was late before
-            moved = kept.sequence.append(mine, ledger.words(chain.request, kept.moved, done)) if mine else 0
-        except kvd.Error as error:
-            logger.warning("kvd: request %s is reduced later: %s", chain.request.request_id, error)
-            if isinstance(error, kvd.Stale):
-                ledger.doubtful.add(chain.request.request_id)
-            if isinstance(error, GONE) or self.space.counters().reconnects != ledger.era:
-                ledger.lose(error)
-        if any(not it.data for it in mine[moved:]):     # perhaps another process's by now
-            ledger.doubtful.add(chain.request.request_id)
-        for i in range(kept.moved, kept.moved + moved):
-            ledger.move(table[i])
-            table[i] = self.null
-        kept.moved += moved
-        return moved == len(mine)
+    def take(self, done: Done) -> None:
+        """Take the worker's answer to a step: no step is in flight."""
+        for chain in self.ledger.chains.values():
+            kept = chain.kept
+            if kept and kept.number in done.rows:
+                moved, kept.held = done.rows[kept.number]
+                self._free(chain, kept, moved)
+            if kept and kept.number in done.broken:
+                self.ledger.doubtful.add(chain.request.request_id)
 
-    def _see(self, chain: Chain, sequence: kvd.Sequence) -> None:
-        """Note what is seen now. All blocks but vLLM's last one are full, so that their order is all that matters."""
-        entries = [it for it in sequence.entries() if not it.flags & kvd.EntryFlags.DROPPED]
-        assert chain.kept
-        chain.kept.blocks = [it.block for it in entries]
-        self.ledger.top = max(self.ledger.top, max(chain.kept.blocks, default=-1) + 1)
-        if any(not it.data or it.tokens < self.size for it in entries):     # taken by a method that vLLM does not follow
-            self.ledger.doubtful.add(chain.request.request_id)
-
-    def rows(self, scheduled: dict[str, int]) -> dict[int, tuple[int, list[int]]]:
-        """Return, for the requests of a step, Kept.moved and Kept.blocks by the id of the block that a request writes next,
-        which is no other request's."""
-        chains = [self.ledger.chains[it] for it in scheduled if it in self.ledger.chains]
-        return {it.tables[0][it.request.num_computed_tokens // self.size].block_id: (it.kept.moved, it.kept.blocks)
-                for it in chains if it.kept and it.kept.moved}
+    def _free(self, chain: Chain, kept: Kept, moved: int) -> None:
+        table = chain.tables[0]
+        for i in range(max(kept.moved, 1), moved):
+            block, table[i] = table[i], self.null
+            block.ref_cnt = 0
+            self.ledger.give_back(block.block_id)
+        kept.moved = moved

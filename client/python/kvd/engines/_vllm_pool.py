@@ -103,7 +103,7 @@ class Pool(BlockPool):
         return self._in_use() / max(self.num_gpu_blocks - 1, 1)
 
     def _in_use(self) -> int:
-        return self.ledger.used + (self.ledger.methods.kept() if self.ledger.methods else 0)
+        return self.ledger.used + (self.ledger.methods.held() if self.ledger.methods else 0)
 
 
 class Manager(KVCacheManager):

@@ -40,15 +40,20 @@ token: vLLM alone does not use the last block that it finds, whereas kvd compare
 head, requests with pictures, and sessions of streaming input, are not shared.
 
 With "methods": true, on CPUs, blocks are planes into which the daemon can look, kvd's own attention reads them in place of
-vLLM's kernel, and vLLM follows KeyDiff:
+vLLM's kernel, and vLLM follows the methods that are on in the space when a request is looked up (SPACE is in vLLM's log, and
+in kvctl spaces):
 
-    kvctl space set SPACE keydiff=on keydiff.budget=1000        (SPACE is in vLLM's log, and in kvctl spaces)
+    kvctl space set SPACE keydiff=on keydiff.budget=1000
+    kvctl space set SPACE kvreviver=on kvreviver.budget=0.1
+    kvctl space set SPACE hshare=on
 
-Requests that may exceed the budget keep so many tokens of each layer and head, in whole blocks, reduced after each step: for
-long prompts, set --max-num-batched-tokens low. They share no blocks, and vLLM admits as many as fit with their budgets. Other
-requests share prefixes as before, with vLLMs that have "methods", too. Needs a model with full attention in all layers; not
-with parallelism inside of the engine, asynchronous scheduling, or speculation. The other methods have no effect on vLLM
-(see _vllm_methods.py).
+KeyDiff: requests that may exceed the budget keep so many tokens of each layer and head, reduced after each step: for long
+prompts, set --max-num-batched-tokens low. KVReviver: when its prompt is computed, most of a request's blocks leave the pool,
+and come back when a query needs them. With one of these, requests share no blocks, but for those that cannot exceed the
+budget, and vLLM admits as many as fit with what is left of them. HShare: a decoded token reads a selection, and requests share
+prefixes as ever. All three can be on at a time; MemShare has no effect. If blocks that a query needs do not come, the request is
+recomputed. Needs a model with full attention in all layers; not with parallelism inside of the engine, asynchronous scheduling,
+or speculation. Spaces are shared among vLLMs that have "methods" (see _vllm_methods.py and _vllm_rows.py).
 
 Requests may ask that their prompt and answer be kept when they have ended, as agents do that wait for a tool:
 "kv_transfer_params": {"kvd_retain_s": 300, "kvd_priority": 1} with vLLM's "session_id". A newer request of the session
