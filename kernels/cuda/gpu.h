@@ -102,4 +102,12 @@ struct gpu_blocks {
         cu_address ids; /* const uint32_t * */
 };
 
+/* What a block holds. */
+enum gpu_order { GPU_ORDER_HND = 1, GPU_ORDER_NHD = 2 }; /* the numbers of enum kvd_order */
+
+struct gpu_block_shape { /* number: enum kvd_number */
+        uint32_t layers, heads, tokens, dim;
+        uint32_t order, number;
+};
+
 #endif

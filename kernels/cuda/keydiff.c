@@ -39,7 +39,7 @@ static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
         if (k->number != KVD_NUMBER_F32 && k->number != KVD_NUMBER_F16 &&
             k->number != KVD_NUMBER_BF16)
                 return refuse(gpu, "numbers of an unknown type");
-        if (k->dim == 0 || k->dim > GPU_KEYDIFF_DIM)
+        if (k->dim == 0 || k->dim > GPU_SCORE_DIM)
                 return refuse(gpu, "no such head dimension");
         if (k->layers == 0 || k->heads == 0 || k->per_block == 0)
                 return refuse(gpu, "no layers, heads or tokens");
@@ -48,7 +48,7 @@ static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
         return 0;
 }
 
-static uint32_t slice_of(const struct gpu_keydiff *a) {
+static uint32_t slice_of(const struct gpu_scores *a) {
         uint64_t rows = (uint64_t)(a->to - a->from) * a->keys.heads * a->keys.layers;
 
         return (uint32_t)MIN(MAX(DIV_UP(rows, WARPS_WANTED * SLICE_LEAST) * SLICE_LEAST,
@@ -56,19 +56,19 @@ static uint32_t slice_of(const struct gpu_keydiff *a) {
                              SLICE_MOST);
 }
 
-static uint32_t slices_of(const struct gpu_keydiff *a) {
+static uint32_t slices_of(const struct gpu_scores *a) {
         return (uint32_t)DIV_UP((uint64_t)(a->to - a->from), slice_of(a));
 }
 
-static uint64_t parts_of(const struct gpu_keydiff *a) {
+static uint64_t parts_of(const struct gpu_scores *a) {
         return (uint64_t)a->keys.layers * a->keys.heads * slices_of(a);
 }
 
-size_t gpu_keydiff_scratch(const struct gpu_keydiff *a) {
+size_t gpu_score_scratch(const struct gpu_scores *a) {
         return parts_of(a) * (a->keys.dim + 1) * sizeof(float);
 }
 
-static int prepare(struct gpu *gpu, struct gpu_keydiff *a) {
+static int prepare(struct gpu *gpu, struct gpu_scores *a) {
         int r = check_keys(gpu, &a->keys);
 
         if (r < 0)
@@ -82,11 +82,11 @@ static int prepare(struct gpu *gpu, struct gpu_keydiff *a) {
         return 0;
 }
 
-static struct gpu_grid grid_of_parts(const struct gpu_keydiff *a) {
+static struct gpu_grid grid_of_parts(const struct gpu_scores *a) {
         return (struct gpu_grid){(uint32_t)DIV_UP(parts_of(a), WARPS), 1, 1, THREADS, 0};
 }
 
-static int launch_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
+static int launch_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {
         struct gpu_grid sum = {a->keys.layers * a->keys.heads * DIV_UP(a->keys.dim, 32u), 1, 1,
                                SUM_THREADS, 0};
         int r;
@@ -97,23 +97,33 @@ static int launch_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_key
         return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_sum, sum, stream, a);
 }
 
-static int launch_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
+static int launch_score(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {
         if (!a->scores || a->stride < a->to - a->from)
                 return refuse(gpu, "no scores, or too short a stride");
         return a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_score, grid_of_parts(a), stream, a) :
                            0;
 }
 
-int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
-        struct gpu_keydiff prepared = *a;
+int gpu_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {
+        struct gpu_scores prepared = *a;
         int r = prepare(gpu, &prepared);
 
         return r < 0 ? r : launch_anchor(gpu, stream, &prepared);
 }
 
-int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
-        struct gpu_keydiff prepared = *a;
+int gpu_score(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {
+        struct gpu_scores prepared = *a;
         int r = prepare(gpu, &prepared);
 
         return r < 0 ? r : launch_score(gpu, stream, &prepared);
+}
+
+int gpu_block_scores(struct gpu *gpu, cu_stream stream, const struct gpu_block_scores *a) {
+        struct gpu_grid grid = {.y = 1, .z = 1, .threads = THREADS};
+
+        if (a->heads == 0 || a->per_block == 0 || !a->mean || !a->best || !a->scores ||
+            a->stride < a->n)
+                return refuse(gpu, "no heads, tokens, addresses, or too short a stride");
+        grid.x = DIV_UP(DIV_UP(a->n, a->per_block), (uint32_t)WARPS);
+        return a->n == 0 ? 0 : gpu_launch(gpu, GPU_KERNEL_keydiff_blocks, grid, stream, a);
 }

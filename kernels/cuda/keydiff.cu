@@ -7,12 +7,31 @@
  * in either order of a block.
  */
 
-#include "kernels/cuda/keydiff_keys.cuh"
+#include "kernels/cuda/keydiff.h"
+#include "kernels/cuda/rows.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define SUM_THREADS 512
 #define SUM_WARPS (SUM_THREADS / 32)
+
+template <int NUMBER> static __device__ __forceinline__ uint64_t bytes_of(uint64_t elements) {
+        return elements * sizeof(typename element<NUMBER>::type);
+}
+
+/* Address of one layer and head of a block; 0 if the block is not resident. */
+template <int NUMBER>
+static __device__ __forceinline__ cu_address head_at(const struct gpu_key_rows &k, uint32_t layer,
+                                                     uint32_t head, uint32_t id) {
+        return id == GPU_NO_BLOCK ?
+                       0 :
+                       k.blocks.base + id * k.blocks.block_bytes + k.offset +
+                               layer * k.layer_stride + bytes_of<NUMBER>(head * k.head_stride);
+}
+
+static __device__ __forceinline__ bool is_valid(float squares) {
+        return squares > 0.0f && squares < infinity();
+}
 
 template <int NUMBER_, int LANES_, int CHUNKS_, bool WIDE_> struct form {
         static const int NUMBER = NUMBER_, LANES = LANES_, CHUNKS = CHUNKS_, N = vector<NUMBER>::N;
@@ -112,7 +131,7 @@ struct slice {
         uint32_t layer, head, number, from, to;
 };
 
-static __device__ __forceinline__ bool slice_of(const struct gpu_keydiff &a, uint64_t warp,
+static __device__ __forceinline__ bool slice_of(const struct gpu_scores &a, uint64_t warp,
                                                 struct slice *s) {
         uint64_t of_layer = (uint64_t)a.slices * a.keys.heads;
 
@@ -131,7 +150,7 @@ struct range {
         uint32_t t, id, from, to; /* first token, block id, first slot, end slot */
 };
 
-static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff &a,
+static __device__ __forceinline__ struct range range_at(const struct gpu_scores &a,
                                                         const struct slice &s, uint32_t t,
                                                         uint32_t block, uint32_t slot,
                                                         uint32_t *id) {
@@ -143,7 +162,7 @@ static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff
         return r;
 }
 
-static __device__ __forceinline__ struct range first_range(const struct gpu_keydiff &a,
+static __device__ __forceinline__ struct range first_range(const struct gpu_scores &a,
                                                            const struct slice &s, uint32_t *id) {
         uint32_t block = s.from / a.keys.per_block;
 
@@ -151,7 +170,7 @@ static __device__ __forceinline__ struct range first_range(const struct gpu_keyd
         return range_at(a, s, s.from, block, s.from - block * a.keys.per_block, id);
 }
 
-static __device__ __forceinline__ struct range next_range(const struct gpu_keydiff &a,
+static __device__ __forceinline__ struct range next_range(const struct gpu_scores &a,
                                                           const struct slice &s,
                                                           const struct range &r, uint32_t *id) {
         uint32_t t = r.t + r.to - r.from;
@@ -159,14 +178,14 @@ static __device__ __forceinline__ struct range next_range(const struct gpu_keydi
         return range_at(a, s, t, t / a.keys.per_block, 0, id);
 }
 
-static __device__ __forceinline__ float *part_at(const struct gpu_keydiff &a,
+static __device__ __forceinline__ float *part_at(const struct gpu_scores &a,
                                                  const struct slice &s) {
         uint64_t row = ((uint64_t)s.layer * a.keys.heads + s.head) * a.slices + s.number;
 
         return reinterpret_cast<float *>(a.scratch) + row * a.keys.dim;
 }
 
-static __device__ __forceinline__ uint32_t *part_counts(const struct gpu_keydiff &a) {
+static __device__ __forceinline__ uint32_t *part_counts(const struct gpu_scores &a) {
         return reinterpret_cast<uint32_t *>(a.scratch) +
                (uint64_t)a.keys.layers * a.keys.heads * a.slices * a.keys.dim;
 }
@@ -227,7 +246,7 @@ static __device__ __forceinline__ void store_part(float *to, float sum[FORM::CHU
 }
 
 template <typename FORM>
-static __device__ void sum_slice(const struct gpu_keydiff &a, const struct slice &s) {
+static __device__ void sum_slice(const struct gpu_scores &a, const struct slice &s) {
         float sum[FORM::CHUNKS][FORM::N] = {};
         uint32_t count = 0, id = GPU_NO_BLOCK;
 
@@ -251,7 +270,7 @@ static __device__ void sum_slice(const struct gpu_keydiff &a, const struct slice
                         count;
 }
 
-KVD_KERNEL(keydiff_parts, struct gpu_keydiff, THREADS) {
+KVD_KERNEL(keydiff_parts, struct gpu_scores, THREADS) {
         struct slice s;
 
         if (slice_of(a, (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32, &s))
@@ -262,7 +281,7 @@ KVD_KERNEL(keydiff_parts, struct gpu_keydiff, THREADS) {
  * Block x has 32 dimensions of a head. Each warp adds up every 16th slice, and the first warp adds
  * up the warps' sums.
  */
-KVD_KERNEL(keydiff_sum, struct gpu_keydiff, SUM_THREADS) {
+KVD_KERNEL(keydiff_sum, struct gpu_scores, SUM_THREADS) {
         __shared__ float sums[SUM_WARPS][32];
         __shared__ uint32_t counts[SUM_WARPS][32];
         uint32_t per_head = (a.keys.dim + 31) / 32, head = blockIdx.x / per_head,
@@ -343,7 +362,7 @@ static __device__ __forceinline__ float load_anchor(float m[FORM::CHUNKS][FORM::
 }
 
 template <typename FORM>
-static __device__ void score_slice(const struct gpu_keydiff &a, const struct slice &s) {
+static __device__ void score_slice(const struct gpu_scores &a, const struct slice &s) {
         uint64_t row = (uint64_t)s.layer * a.keys.heads + s.head;
         float *scores = reinterpret_cast<float *>(a.scores) + row * a.stride,
               m[FORM::CHUNKS][FORM::N];
@@ -367,11 +386,46 @@ static __device__ void score_slice(const struct gpu_keydiff &a, const struct sli
         }
 }
 
-KVD_KERNEL(keydiff_score, struct gpu_keydiff, THREADS) {
+KVD_KERNEL(keydiff_score, struct gpu_scores, THREADS) {
         uint64_t warps = (uint64_t)a.slices * a.keys.heads * a.keys.layers;
         uint64_t warp = (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32;
         struct slice s;
 
         if (warp < warps && slice_of(a, warps - 1 - warp, &s))
                 EACH_FORM(a.keys, is_wide(a.keys), score_slice, a, s);
+}
+
+/* ---- scores of blocks, from scores of tokens -------------------------------------------------- */
+
+/* One warp per block: width lanes look through a head's tokens, and 32 / width heads at once. */
+KVD_KERNEL(keydiff_blocks, struct gpu_block_scores, THREADS) {
+        uint32_t blocks = (a.n + a.per_block - 1) / a.per_block,
+                 b = blockIdx.x * WARPS + threadIdx.x / 32;
+        uint32_t from = b * a.per_block, to = a.n - from < a.per_block ? a.n : from + a.per_block;
+        uint32_t width = 32, valid = 0;
+        const float *scores = reinterpret_cast<const float *>(a.scores);
+        float *best = reinterpret_cast<float *>(a.best), sum = 0.0f;
+
+        while (width > 1 && width / 2 >= a.per_block)
+                width /= 2;
+        for (uint32_t h = 0; h < a.heads && b < blocks; h += 32 / width) {
+                uint32_t mine = h + lane_id() / width;
+                float largest = -infinity();
+
+                if (mine < a.heads)
+                        for (uint32_t t = from + lane_id() % width; t < to; t += width)
+                                largest = greater(scores[mine * a.stride + t], largest);
+                for (uint32_t mask = width / 2; mask; mask /= 2)
+                        largest = greater(warp_xor(largest, mask), largest);
+                if (mine < a.heads && lane_id() % width == 0)
+                        best[(uint64_t)mine * blocks + b] = largest;
+                for (uint32_t i = 0; i < 32 / width; i++) {
+                        float of_head = warp_from(largest, i * width);
+
+                        valid += of_head > -infinity();
+                        sum += of_head > -infinity() ? of_head : 0.0f;
+                }
+        }
+        if (b < blocks && lane_id() == 0)
+                reinterpret_cast<float *>(a.mean)[b] = valid ? sum / (float)valid : -infinity();
 }

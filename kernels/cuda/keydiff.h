@@ -14,12 +14,12 @@
  * (ipc/base/summary.h; 1/8 of the bytes of the keys with 16 bits and 16 tokens per block), score
  * alone is enough.
  *
- * -EINVAL: an unknown type, a size of 0, or dim above GPU_KEYDIFF_DIM.
+ * -EINVAL: an unknown type, a size of 0, or dim above GPU_SCORE_DIM.
  */
 
 #include "kernels/cuda/gpu.h"
 
-#define GPU_KEYDIFF_DIM 256u
+#define GPU_SCORE_DIM 256u
 
 /*
  * As struct kvd_key_rows: in block ids[t / per_block], head h of token t and layer l begins at
@@ -34,39 +34,39 @@ struct gpu_key_rows {
         uint32_t number; /* enum kvd_number */
 };
 
-struct gpu_keydiff {
+struct gpu_scores {
         struct gpu_key_rows keys;
         uint32_t from, to;      /* tokens */
         uint64_t stride;        /* floats from a head's scores to the next's: at least to - from */
         cu_address sums;        /* float [layer][head][dim] */
         cu_address counts;      /* uint32_t [layer][head] */
         cu_address scores;      /* float [layer][head][stride]: token t at t - from */
-        cu_address scratch;     /* gpu_keydiff_scratch() bytes; aligned to 16 */
+        cu_address scratch;     /* gpu_score_scratch() bytes; aligned to 16 */
         uint32_t slice, slices; /* set by the functions below */
 };
 
 /* Adds the directions of the tokens from <= t < to to sums, and their number to counts. */
-int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
+int gpu_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a);
 
 /* Scores against the anchors in sums, which may also be means. counts and scratch are not used. */
-int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
+int gpu_score(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a);
 
-size_t gpu_keydiff_scratch(const struct gpu_keydiff *a);
+size_t gpu_score_scratch(const struct gpu_scores *a);
 
 /*
  * The best score of each head and block, and its mean over the heads of all layers. The bits equal
  * the reference's.
  */
-struct gpu_keydiff_blocks {
+struct gpu_block_scores {
         cu_address mean;   /* float [blocks], blocks being n / per_block rounded up */
         cu_address best;   /* float [head][blocks] */
         cu_address scores; /* float: head h, token t at h * stride + t */
         uint64_t stride;
-        uint32_t heads; /* layers x heads, as gpu_keydiff_score() leaves them */
+        uint32_t heads; /* layers x heads, as gpu_score() leaves them */
         uint32_t n, per_block;
 };
 
 /* Reads 4 heads n bytes, writes 4 (heads + 1) blocks bytes. */
-int gpu_keydiff_blocks(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_blocks *a);
+int gpu_block_scores(struct gpu *gpu, cu_stream stream, const struct gpu_block_scores *a);
 
 #endif

@@ -23,12 +23,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* protected by lock; opened at first use, and kept until the process exits */
 static struct gpu gpus[DEVICES];
 
-typedef int launch_fn(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
+typedef int launch_fn(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a);
 
-static struct gpu_keydiff keydiff_of(const struct kvd_cuda_keys *k) {
-        struct gpu_keydiff a = {.to = k->tokens,
-                                .stride = k->tokens,
-                                .scratch = k->scratch + IDS_BYTES};
+static struct gpu_scores keydiff_of(const struct kvd_cuda_keys *k) {
+        struct gpu_scores a = {.to = k->tokens,
+                               .stride = k->tokens,
+                               .scratch = k->scratch + IDS_BYTES};
 
         a.keys = (struct gpu_key_rows){.blocks = {.base = k->keys, .ids = k->scratch},
                                        .head_stride = k->head_stride,
@@ -42,9 +42,9 @@ static struct gpu_keydiff keydiff_of(const struct kvd_cuda_keys *k) {
 }
 
 size_t kvd_cuda_keydiff_scratch(const struct kvd_cuda_keys *keys) {
-        struct gpu_keydiff a = keydiff_of(keys);
+        struct gpu_scores a = keydiff_of(keys);
 
-        return IDS_BYTES + gpu_keydiff_scratch(&a);
+        return IDS_BYTES + gpu_score_scratch(&a);
 }
 
 /* Makes the device's context current. */
@@ -52,7 +52,7 @@ static int enter(struct gpu *gpu, int device) {
         return gpu->context ? gpu_enter(gpu) : gpu_open(gpu, device);
 }
 
-static int launch(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, launch_fn *function,
+static int launch(const struct kvd_cuda_keys *k, const struct gpu_scores *a, launch_fn *function,
                   char *why) {
         struct gpu *gpu = &gpus[k->device];
         int r = enter(gpu, k->device);
@@ -67,7 +67,7 @@ static int launch(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, la
         return r;
 }
 
-static int call(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, launch_fn *function,
+static int call(const struct kvd_cuda_keys *k, const struct gpu_scores *a, launch_fn *function,
                 char *why) {
         int r;
 
@@ -83,18 +83,18 @@ static int call(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, laun
 
 int kvd_cuda_keydiff_anchor(const struct kvd_cuda_keys *keys, uint64_t sums, uint64_t counts,
                             char why[KVD_CUDA_WHY]) {
-        struct gpu_keydiff a = keydiff_of(keys);
+        struct gpu_scores a = keydiff_of(keys);
 
         a.sums = sums;
         a.counts = counts;
-        return call(keys, &a, gpu_keydiff_anchor, why);
+        return call(keys, &a, gpu_anchor, why);
 }
 
 int kvd_cuda_keydiff_score(const struct kvd_cuda_keys *keys, uint64_t anchor, uint64_t scores,
                            char why[KVD_CUDA_WHY]) {
-        struct gpu_keydiff a = keydiff_of(keys);
+        struct gpu_scores a = keydiff_of(keys);
 
         a.sums = anchor;
         a.scores = scores;
-        return call(keys, &a, gpu_keydiff_score, why);
+        return call(keys, &a, gpu_score, why);
 }

@@ -13,7 +13,6 @@
 #include "kernels/memshare.h"
 
 GPU_USES(memshare);
-GPU_USES(memshare_keep);
 
 enum {
         THREADS = 256,
@@ -36,7 +35,7 @@ static bool is_number(uint32_t number) {
 }
 
 static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offset,
-                 const struct gpu_memshare_shape *s) {
+                 const struct gpu_block_shape *s) {
         if (!is_number(s->number))
                 return refuse(gpu, "numbers of an unknown type");
         if (s->order != GPU_ORDER_HND && s->order != GPU_ORDER_NHD)
@@ -51,7 +50,7 @@ static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offs
         return 0;
 }
 
-static uint64_t plane_elements(const struct gpu_memshare_shape *s) {
+static uint64_t plane_elements(const struct gpu_block_shape *s) {
         return (uint64_t)s->heads * s->tokens * s->dim;
 }
 
@@ -62,7 +61,7 @@ struct work {
         uint32_t chunks, lanes;
 };
 
-static struct work work_of(const struct gpu_memshare *a, bool rotated) {
+static struct work work_of(const struct gpu_distances *a, bool rotated) {
         uint32_t rows = a->shape.heads * a->shape.tokens,
                  chain = a->shape.number == KVD_NUMBER_F32 ? 4 : 2;
         bool norms = a->metric == KVD_MEMSHARE_MEAN_L2;
@@ -76,20 +75,20 @@ static struct work work_of(const struct gpu_memshare *a, bool rotated) {
 }
 
 /* Enough layers per step to give all threads work; more if there is no limit to check. */
-static uint32_t layers_together(const struct gpu_memshare *a, struct work keys) {
+static uint32_t layers_together(const struct gpu_distances *a, struct work keys) {
         uint32_t enough = DIV_UP(THREADS, (a->half ? 1 : 2) * keys.chunks * keys.lanes);
 
         return MIN(MIN(a->shape.layers, LAYERS_MOST),
                    isinf(a->limit) ? MAX(enough, LAYERS_USUAL) : enough);
 }
 
-static size_t room_of(const struct gpu_memshare *a) {
+static size_t room_of(const struct gpu_distances *a) {
         struct work keys = work_of(a, a->half > 0), values = work_of(a, false);
 
         return (size_t)2 * 2 * a->together * MAX(keys.chunks, values.chunks) * sizeof(float);
 }
 
-static enum gpu_kernel kernel_of(const struct gpu_memshare *a) {
+static enum gpu_kernel kernel_of(const struct gpu_distances *a) {
         uint32_t vector = 16 / element_bytes(a->shape.number);
 
         if ((a->blocks.base | a->blocks.block_bytes | a->offset) % 16 || a->shape.dim % vector ||
@@ -101,7 +100,7 @@ static enum gpu_kernel kernel_of(const struct gpu_memshare *a) {
 
 /* At most as many thread blocks as run at once; each takes one pair after the other. */
 static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel,
-                  const struct gpu_memshare *a, size_t shared) {
+                  const struct gpu_distances *a, size_t shared) {
         uint32_t most;
 
         if (shared > gpu->shared_bytes)
@@ -113,7 +112,7 @@ static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel,
                           stream, a);
 }
 
-static int check_pairs(struct gpu *gpu, const struct gpu_memshare *a) {
+static int check_pairs(struct gpu *gpu, const struct gpu_distances *a) {
         if (a->metric < KVD_MEMSHARE_FRO_NORM || a->metric > KVD_MEMSHARE_RELATIVE)
                 return refuse(gpu, "an unknown metric");
         if (a->metric == KVD_MEMSHARE_RELATIVE && !a->norms)
@@ -126,8 +125,8 @@ static int check_pairs(struct gpu *gpu, const struct gpu_memshare *a) {
         return 0;
 }
 
-int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a) {
-        struct gpu_memshare prepared = *a;
+int gpu_distances(struct gpu *gpu, cu_stream stream, const struct gpu_distances *a) {
+        struct gpu_distances prepared = *a;
         int r = check(gpu, &a->blocks, a->offset, &a->shape);
 
         if (r == 0)
@@ -143,7 +142,7 @@ int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
-int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a) {
+int gpu_norms(struct gpu *gpu, cu_stream stream, const struct gpu_norms *a) {
         size_t shared = 2 * DIV_UP(plane_elements(&a->shape), CHUNK) * sizeof(float);
         int r = check(gpu, &a->blocks, a->offset, &a->shape);
 

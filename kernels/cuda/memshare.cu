@@ -45,8 +45,8 @@ static __device__ __forceinline__ const float *kept(cu_address all, uint32_t ind
         return all ? reinterpret_cast<const float *>(all) + index * of_each : nullptr;
 }
 
-static __device__ __forceinline__ struct pair pair_of(const struct gpu_memshare &a, uint32_t i) {
-        struct gpu_memshare_pair p = reinterpret_cast<const struct gpu_memshare_pair *>(a.pairs)[i];
+static __device__ __forceinline__ struct pair pair_of(const struct gpu_distances &a, uint32_t i) {
+        struct gpu_distance_pair p = reinterpret_cast<const struct gpu_distance_pair *>(a.pairs)[i];
         uint64_t norms = 2 * a.shape.layers;
         const float *angles = a.half ? kept(a.angles, p.angle, 2 * a.half) : nullptr;
 
@@ -58,7 +58,7 @@ static __device__ __forceinline__ struct pair pair_of(const struct gpu_memshare 
                 angles + a.half};
 }
 
-static __device__ __forceinline__ struct squares_of compared(const struct gpu_memshare &a,
+static __device__ __forceinline__ struct squares_of compared(const struct gpu_distances &a,
                                                              const struct pair &p) {
         uint32_t dim = a.shape.dim, rows = a.shape.heads * a.shape.tokens;
         bool norms = a.metric == MEAN_L2;
@@ -67,13 +67,13 @@ static __device__ __forceinline__ struct squares_of compared(const struct gpu_me
                 norms || dim >= CHUNK ? 1 : CHUNK / dim, norms};
 }
 
-static __device__ __forceinline__ bool is_turned(const struct gpu_memshare &a, uint32_t value) {
+static __device__ __forceinline__ bool is_turned(const struct gpu_distances &a, uint32_t value) {
         return a.half > 0 && value == 0;
 }
 
 /* Number of chunks of a K plane or of a V plane. */
 template <bool PLAIN>
-static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &a,
+static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_distances &a,
                                                      const struct squares_of &q, uint32_t value) {
         if (!PLAIN && is_turned(a, value))
                 return chunks_of<TURNED>(q);
@@ -83,7 +83,7 @@ static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &
 /* Computes sums[plane of the step][chunk] of layers first to first + n - 1. */
 template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride,
-                                                  const struct gpu_memshare &a,
+                                                  const struct gpu_distances &a,
                                                   const struct squares_of &q, uint32_t first,
                                                   uint32_t n) {
         uint32_t number = a.shape.number;
@@ -122,7 +122,7 @@ static __device__ __forceinline__ double total_of(const float *sums, uint32_t n)
  * The contribution of a plane to the distance of its layer, given the norm of the difference (for
  * MEAN_L2: the sum of norms).
  */
-static __device__ __forceinline__ double weigh(const struct gpu_memshare &a, const struct pair &p,
+static __device__ __forceinline__ double weigh(const struct gpu_distances &a, const struct pair &p,
                                                uint64_t plane, double difference) {
         if (a.metric != RELATIVE)
                 return difference / (2.0 * a.shape.tokens * a.shape.heads);
@@ -131,13 +131,13 @@ static __device__ __forceinline__ double weigh(const struct gpu_memshare &a, con
                        0.5 * difference / sqrt((double)p.norm_a[plane] * (double)p.norm_b[plane]);
 }
 
-static __device__ __forceinline__ double plane_distance(const struct gpu_memshare &a,
+static __device__ __forceinline__ double plane_distance(const struct gpu_distances &a,
                                                         const struct pair &p, uint64_t plane,
                                                         double total) {
         return weigh(a, p, plane, a.metric == MEAN_L2 ? total : sqrt(total));
 }
 
-static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &a,
+static __device__ __forceinline__ double plane_bound(const struct gpu_distances &a,
                                                      const struct pair &p, uint64_t plane) {
         double norm_a = (double)p.norm_a[plane], norm_b = (double)p.norm_b[plane],
                least = fabs(norm_a - norm_b);
@@ -158,7 +158,7 @@ struct work {
 };
 
 /* Lane 2 i + v has plane v of layer i of a step. A NaN stops the pair. */
-static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a,
+static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_distances &a,
                                                   double of_plane, uint32_t n, uint32_t step) {
         /* only thread 0's are used, but all lanes must take part in shuffles */
         double sum = threadIdx.x == 0 ? w->sum : 0.0;
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void add_layers(struct work *w, const struct g
 
 /* Run by the first warp: finishes the sums of a step, one plane per lane. */
 template <bool PLAIN>
-static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_memshare &a,
+static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_distances &a,
                                                    const float *sums, uint32_t stride,
                                                    uint32_t first, uint32_t n, uint32_t step) {
         const struct squares_of q = compared(a, w->pair);
@@ -201,7 +201,7 @@ static __device__ __forceinline__ void finish_step(struct work *w, const struct 
 
 /* Processes all layers of a pair. sums: two buffers of [2 together][stride] floats. */
 template <bool WIDE, bool PLAIN>
-static __device__ __forceinline__ void walk(struct work *w, const struct gpu_memshare &a,
+static __device__ __forceinline__ void walk(struct work *w, const struct gpu_distances &a,
                                             float *sums) {
         const struct squares_of q = compared(a, w->pair);
         uint32_t in_keys = chunks_in<PLAIN>(a, q, 0), in_values = chunks_in<PLAIN>(a, q, 1),
@@ -224,7 +224,7 @@ static __device__ __forceinline__ void walk(struct work *w, const struct gpu_mem
         __syncthreads();
 }
 
-static __device__ __forceinline__ void begin(struct work *w, const struct gpu_memshare &a,
+static __device__ __forceinline__ void begin(struct work *w, const struct gpu_distances &a,
                                              uint32_t i) {
         __syncthreads();
         if (threadIdx.x == 0)
@@ -232,14 +232,14 @@ static __device__ __forceinline__ void begin(struct work *w, const struct gpu_me
         __syncthreads();
 }
 
-static __device__ __forceinline__ void tell(const struct gpu_memshare &a, uint32_t i,
+static __device__ __forceinline__ void tell(const struct gpu_distances &a, uint32_t i,
                                             double distance) {
         if (threadIdx.x == 0)
                 reinterpret_cast<double *>(a.distances)[i] = distance;
 }
 
 template <bool WIDE, bool PLAIN>
-static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_memshare &a,
+static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_distances &a,
                                                      float *sums) {
 #pragma unroll 1
         for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
@@ -260,21 +260,21 @@ static __device__ __forceinline__ void compare_pairs(struct work *w, const struc
 
 /* The host chooses one: aligned planes as a whole, other aligned forms, and everything else. */
 
-KVD_KERNEL(memshare_plain, struct gpu_memshare, THREADS) {
+KVD_KERNEL(memshare_plain, struct gpu_distances, THREADS) {
         KVD_SHARED(float, sums);
         __shared__ struct work work;
 
         compare_pairs<true, true>(&work, a, sums);
 }
 
-KVD_KERNEL(memshare_rows, struct gpu_memshare, THREADS) {
+KVD_KERNEL(memshare_rows, struct gpu_distances, THREADS) {
         KVD_SHARED(float, sums);
         __shared__ struct work work;
 
         compare_pairs<true, false>(&work, a, sums);
 }
 
-KVD_KERNEL(memshare_narrow, struct gpu_memshare, THREADS) {
+KVD_KERNEL(memshare_narrow, struct gpu_distances, THREADS) {
         KVD_SHARED(float, sums);
         __shared__ struct work work;
 
@@ -288,7 +288,7 @@ KVD_KERNEL(memshare_narrow, struct gpu_memshare, THREADS) {
  * Runs before the others: stores INFINITY for a pair whose norms already put it above the limit,
  * and 0 for the rest. One thread per pair.
  */
-KVD_KERNEL(memshare_bound, struct gpu_memshare, THREADS) {
+KVD_KERNEL(memshare_bound, struct gpu_distances, THREADS) {
         for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < a.n; i += gridDim.x * THREADS) {
                 const struct pair p = pair_of(a, i);
                 double sum = 0.0;
@@ -300,4 +300,34 @@ KVD_KERNEL(memshare_bound, struct gpu_memshare, THREADS) {
                                                                      0.0 :
                                                                      positive_infinity();
         }
+}
+
+/* ---- norms ----------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ bool is_wide(const struct gpu_norms &a) {
+        return (a.blocks.base | a.blocks.block_bytes | a.offset) % 16 == 0 &&
+               a.shape.dim % (a.shape.number == NUMBER_F32 ? 4 : 8) == 0;
+}
+
+/* One thread block per layer of a block. */
+KVD_KERNEL(memshare_norms, struct gpu_norms, THREADS) {
+        KVD_SHARED(float, sums);
+        uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens,
+                 v = threadIdx.x;
+        const uint8_t *block = block_at(a.blocks, a.offset, blockIdx.x / a.shape.layers);
+        const struct squares_of q = squares_of_one(block, rows, a.shape.dim);
+        float *to = reinterpret_cast<float *>(a.to) + 2 * (uint64_t)blockIdx.x;
+        auto plane = [layer](uint32_t i) { return 2 * (uint64_t)layer + i; };
+        uint32_t chunks = chunks_of<FLAT>(q);
+        double total = 0.0;
+
+        if (block && is_wide(a))
+                sum_chunks<true, FLAT, false>(sums, chunks, q, a.shape.number, 2, THREADS, plane);
+        else if (block)
+                sum_chunks<false, FLAT, false>(sums, chunks, q, a.shape.number, 2, THREADS, plane);
+        __syncthreads();
+        for (uint32_t i = 0; i < chunks && v < 2 && block; i++)
+                total += (double)sums[v * chunks + i];
+        if (v < 2)
+                to[v] = block ? (float)sqrt(total) : __uint_as_float(0x7fc00000u);
 }

@@ -13,27 +13,20 @@
 
 #include "kernels/cuda/gpu.h"
 
-enum gpu_order { GPU_ORDER_HND = 1, GPU_ORDER_NHD = 2 }; /* the numbers of enum kvd_order */
-
-struct gpu_memshare_shape { /* members and numbers as in struct kvd_memshare_shape */
-        uint32_t layers, heads, tokens, dim;
-        uint32_t order, number;
-};
-
 /* a, b: indices into blocks.ids. Layer 0's K begins offset bytes after a block's start. */
-struct gpu_memshare_pair {
+struct gpu_distance_pair {
         uint32_t a, b;
         uint32_t angle; /* row of angles for b's keys; ignored if half is 0 */
 };
 
-struct gpu_memshare {
+struct gpu_distances {
         struct gpu_blocks blocks;
         uint64_t offset;
-        struct gpu_memshare_shape shape;
+        struct gpu_block_shape shape;
         uint32_t metric;  /* enum kvd_memshare_metric */
         uint32_t half;    /* number of rotated pairs of dimensions, 2 half <= dim; 0 if none */
         double limit;     /* INFINITY: compute every distance, reject nothing by norms */
-        cu_address pairs; /* const struct gpu_memshare_pair * */
+        cu_address pairs; /* const struct gpu_distance_pair * */
         uint32_t n;
         uint32_t together; /* set by the function: layers between two checks of the limit */
         uint32_t bounded;  /* set by the function: distances that are already INFINITY stay so */
@@ -44,17 +37,17 @@ struct gpu_memshare {
 };
 
 /* KVD_MEMSHARE_RELATIVE needs norms. */
-int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a);
+int gpu_distances(struct gpu *gpu, cu_stream stream, const struct gpu_distances *a);
 
 /* Frobenius norms of n blocks: to[i][layer][K, V], NaN if not resident. Reads the blocks once. */
-struct gpu_memshare_keep {
+struct gpu_norms {
         struct gpu_blocks blocks;
         uint64_t offset;
-        struct gpu_memshare_shape shape;
+        struct gpu_block_shape shape;
         uint32_t n;
         cu_address to; /* float */
 };
 
-int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a);
+int gpu_norms(struct gpu *gpu, cu_stream stream, const struct gpu_norms *a);
 
 #endif

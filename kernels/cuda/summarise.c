@@ -10,7 +10,6 @@
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 #include "kernels/hshare.h"
-#include "kernels/memshare.h"
 
 GPU_USES(summarise);
 
@@ -25,12 +24,12 @@ static uint32_t element_bytes(uint32_t number) {
         return number == KVD_NUMBER_F32 ? 4 : 2;
 }
 
-static uint64_t plane_elements(const struct gpu_memshare_shape *s) {
+static uint64_t plane_elements(const struct gpu_block_shape *s) {
         return (uint64_t)s->heads * s->tokens * s->dim;
 }
 
 static int check(struct gpu *gpu, const struct gpu_summarise *a) {
-        const struct gpu_memshare_shape *s = &a->shape;
+        const struct gpu_block_shape *s = &a->shape;
         uint64_t misfit = a->blocks.base | a->blocks.block_bytes | a->offset;
 
         if (s->number != KVD_NUMBER_F32 && s->number != KVD_NUMBER_F16 &&
@@ -52,7 +51,7 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
 }
 
 /* Bytes of shared memory: sums of both planes' chunks, then a tile for each warp. */
-static size_t shared_of(const struct gpu_memshare_shape *s) {
+static size_t shared_of(const struct gpu_block_shape *s) {
         size_t sums = ALIGN_UP(2 * DIV_UP(plane_elements(s), CHUNK) * sizeof(float), 16);
 
         return sums + (size_t)WARPS * TILE * (ALIGN_UP(s->dim * element_bytes(s->number), 16) + 16);

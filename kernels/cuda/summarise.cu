@@ -24,7 +24,7 @@ struct layer {
         bool wide;
 };
 
-static __device__ __forceinline__ uint64_t element_of(const struct gpu_memshare_shape &s,
+static __device__ __forceinline__ uint64_t element_of(const struct gpu_block_shape &s,
                                                       uint32_t head, uint32_t token) {
         return (s.order == ORDER_HND ? (uint64_t)head * s.tokens + token :
                                        (uint64_t)token * s.heads + head) *
@@ -33,7 +33,7 @@ static __device__ __forceinline__ uint64_t element_of(const struct gpu_memshare_
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ bool is_written(const struct gpu_memshare_shape &s, uint64_t i,
+static __device__ __forceinline__ bool is_written(const struct gpu_block_shape &s, uint64_t i,
                                                   uint32_t tokens) {
         uint64_t row = i / s.dim;
 
@@ -43,7 +43,7 @@ static __device__ __forceinline__ bool is_written(const struct gpu_memshare_shap
 
 /* Sums a chunk in which tokens that are not written count as zeros. */
 template <int NUMBER>
-static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_shape &s,
+static __device__ __forceinline__ float partial_chunk(const struct gpu_block_shape &s,
                                                       const uint8_t *plane, uint64_t first,
                                                       uint32_t tokens, uint32_t lane) {
         const typename element<NUMBER>::type *x =
@@ -65,7 +65,7 @@ static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_
 
 /* Computes to[plane][chunk] as sum_chunks does, of planes that are not fully written. */
 static __device__ __forceinline__ void sum_partial(float *to, uint32_t chunks,
-                                                   const struct gpu_memshare_shape &s,
+                                                   const struct gpu_block_shape &s,
                                                    const struct layer &l) {
         uint32_t group = group_lanes<FLAT>(s.number), lane = lane_id() % group;
         uint64_t elements = (uint64_t)s.heads * s.tokens * s.dim;
@@ -120,7 +120,7 @@ static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t d
 /* Loads n rows; rows beyond them contain garbage. */
 template <int NUMBER>
 static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
-                                                 const struct gpu_memshare_shape &s,
+                                                 const struct gpu_block_shape &s,
                                                  const struct layer &l, uint32_t head,
                                                  uint32_t first, uint32_t n) {
         const int N = vector<NUMBER>::N;
@@ -341,7 +341,7 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
 
 KVD_KERNEL(summarise, struct gpu_summarise, THREADS) {
         KVD_SHARED(uint8_t, shared);
-        const struct gpu_memshare_shape &s = a.shape;
+        const struct gpu_block_shape &s = a.shape;
         uint32_t i = blockIdx.x / s.layers, layer = blockIdx.x % s.layers,
                  size = s.number == NUMBER_F32 ? 4 : 2;
         uint32_t id = reinterpret_cast<const uint32_t *>(a.blocks.ids)[i],

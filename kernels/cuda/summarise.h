@@ -9,16 +9,16 @@
  * cache), and writes a row each.
  */
 
-#include "kernels/cuda/memshare.h"
+#include "kernels/cuda/gpu.h"
 
 #define GPU_SUMMARISE_DIM 256u
 
 struct gpu_summarise {
         struct gpu_blocks blocks;
-        uint64_t offset;                 /* bytes from a block's start to layer 0's K */
-        struct gpu_memshare_shape shape; /* dim up to GPU_SUMMARISE_DIM */
-        uint32_t n;                      /* blocks: ids[0] to ids[n - 1] */
-        uint32_t n_channels;             /* channels per label, up to 256 */
+        uint64_t offset;              /* bytes from a block's start to layer 0's K */
+        struct gpu_block_shape shape; /* dim up to GPU_SUMMARISE_DIM */
+        uint32_t n;                   /* blocks: ids[0] to ids[n - 1] */
+        uint32_t n_channels;          /* channels per label, up to 256 */
         /* const uint32_t [n]: number of tokens written; 0: all of every block */
         cu_address tokens;
         cu_address channels; /* const uint16_t [layer][head][n_channels] */

@@ -11,15 +11,15 @@
 #define PER_BLOCK 16u
 
 struct state {
-        struct gpu_keydiff a[TURNS];
+        struct gpu_scores a[TURNS];
 };
 
 static int anchor(struct bench *b, const void *state, unsigned turn) {
-        return gpu_keydiff_anchor(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
+        return gpu_anchor(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
 }
 
 static int score(struct bench *b, const void *state, unsigned turn) {
-        return gpu_keydiff_score(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
+        return gpu_score(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
 }
 
 static int both(struct bench *b, const void *state, unsigned turn) {
@@ -29,26 +29,26 @@ static int both(struct bench *b, const void *state, unsigned turn) {
 }
 
 /* Blocks of one layer, scattered over the pool: K plane, then V plane, as [head, token, dim]. */
-static struct gpu_keydiff make(struct bench *b, uint32_t tokens) {
+static struct gpu_scores make(struct bench *b, uint32_t tokens) {
         uint32_t blocks = tokens / PER_BLOCK;
         uint64_t plane = PER_BLOCK * HEADS * DIM * 2;
-        struct gpu_keydiff a = {.keys = {.blocks = {.block_bytes = 2 * plane},
-                                         .head_stride = PER_BLOCK * DIM,
-                                         .token_stride = DIM,
-                                         .layers = 1,
-                                         .heads = HEADS,
-                                         .dim = DIM,
-                                         .per_block = PER_BLOCK,
-                                         .number = KVD_NUMBER_BF16},
-                                .to = tokens,
-                                .stride = tokens};
+        struct gpu_scores a = {.keys = {.blocks = {.block_bytes = 2 * plane},
+                                        .head_stride = PER_BLOCK * DIM,
+                                        .token_stride = DIM,
+                                        .layers = 1,
+                                        .heads = HEADS,
+                                        .dim = DIM,
+                                        .per_block = PER_BLOCK,
+                                        .number = KVD_NUMBER_BF16},
+                               .to = tokens,
+                               .stride = tokens};
 
         a.keys.blocks.base = bench_random(b, blocks * 2 * plane);
         a.keys.blocks.ids = bench_ids(b, blocks, blocks, NULL);
         a.sums = bench_room(b, HEADS * DIM * 4);
         a.counts = bench_room(b, HEADS * 4);
         a.scores = bench_room(b, (uint64_t)HEADS * tokens * 4);
-        a.scratch = bench_room(b, gpu_keydiff_scratch(&a));
+        a.scratch = bench_room(b, gpu_score_scratch(&a));
         return a;
 }
 

@@ -13,27 +13,27 @@
 #define ANGLES 16u
 
 struct state {
-        struct gpu_memshare a[TURNS];
-        struct gpu_memshare_keep norms[TURNS];
+        struct gpu_distances a[TURNS];
+        struct gpu_norms norms[TURNS];
 };
 
 static int distances(struct bench *b, const void *state, unsigned turn) {
-        return gpu_memshare(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
+        return gpu_distances(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
 }
 
 static int norms(struct bench *b, const void *state, unsigned turn) {
-        return gpu_memshare_norms(&b->gpu, b->stream, &((const struct state *)state)->norms[turn]);
+        return gpu_norms(&b->gpu, b->stream, &((const struct state *)state)->norms[turn]);
 }
 
 static cu_address make_pairs(struct bench *b, uint32_t n, uint32_t blocks, uint32_t seed) {
-        struct gpu_memshare_pair *pairs = malloc(n * sizeof *pairs);
+        struct gpu_distance_pair *pairs = malloc(n * sizeof *pairs);
         cu_address at;
 
         if (!pairs)
                 abort();
         srand(seed);
         for (uint32_t i = 0; i < n; i++)
-                pairs[i] = (struct gpu_memshare_pair){(uint32_t)rand() % blocks,
+                pairs[i] = (struct gpu_distance_pair){(uint32_t)rand() % blocks,
                                                       (uint32_t)rand() % blocks,
                                                       (uint32_t)rand() % ANGLES};
         at = bench_copied(b, pairs, n * sizeof *pairs);
@@ -46,7 +46,7 @@ void bench_memshare(struct bench *b) {
         uint32_t layers = (uint32_t)bench_size(b, 32, 1), blocks = (uint32_t)bench_size(b, 4096, 8);
         uint32_t n = (uint32_t)bench_size(b, 10000, 4);
         uint64_t bytes = layers * 2ull * 8 * 16 * 128 * 2;
-        struct gpu_memshare_shape shape = {layers, 8, 16, 128, GPU_ORDER_HND, KVD_NUMBER_BF16};
+        struct gpu_block_shape shape = {layers, 8, 16, 128, GPU_ORDER_HND, KVD_NUMBER_BF16};
         cu_address pool, angles, to, kept;
         struct state s, least;
 
@@ -60,18 +60,16 @@ void bench_memshare(struct bench *b) {
         for (unsigned i = 0; i < TURNS; i++) {
                 struct gpu_blocks of = {pool, bytes, bench_ids(b, blocks, blocks, NULL)};
 
-                s.a[i] = (struct gpu_memshare){.blocks = of,
-                                               .shape = shape,
-                                               .metric = KVD_MEMSHARE_FRO_NORM,
-                                               .limit = INFINITY,
-                                               .pairs = make_pairs(b, n, blocks, i),
-                                               .n = n,
-                                               .angles = angles,
-                                               .distances = to};
-                s.norms[i] = (struct gpu_memshare_keep){.blocks = of,
-                                                        .shape = shape,
-                                                        .n = blocks,
-                                                        .to = kept};
+                s.a[i] = (struct gpu_distances){.blocks = of,
+                                                .shape = shape,
+                                                .metric = KVD_MEMSHARE_FRO_NORM,
+                                                .limit = INFINITY,
+                                                .pairs = make_pairs(b, n, blocks, i),
+                                                .n = n,
+                                                .angles = angles,
+                                                .distances = to};
+                s.norms[i] =
+                        (struct gpu_norms){.blocks = of, .shape = shape, .n = blocks, .to = kept};
         }
         least = s;
         for (unsigned i = 0; i < TURNS; i++)

@@ -15,7 +15,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/shared_file.h"
 #include "kernels/cuda/cublas.h"
-#include "kernels/cuda/keydiff.h"
+#include "kernels/cuda/block.h"
 #include "tools/kvctl/doctor.h"
 
 #define PAGE 4096u
@@ -291,27 +291,39 @@ void probe_order_store(struct finding *f, uint32_t device) {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Two heads' scores of four tokens, in blocks of two. */
+/* Copies the last and the first token of a block of four to the next block. */
 static bool launch(struct finding *f, struct gpu *gpu) {
-        static const float from[8] = {1, 2, 3, 4, 6, 5, 8, 7}, means[2] = {4, 6};
-        float to[2] = {0};
+        static const struct {
+                float blocks[2][8];
+                uint32_t ids[2], index[2];
+        } from = {{{1, 2, 3, 4, 5, 6, 7, 8}}, {0, 1}, {3, 0}};
+        static const float copied[8] = {4, 1, 0, 0, 8, 5};
+        float to[8] = {0};
         cu_address at;
-        struct gpu_keydiff_blocks a = {.stride = 4, .heads = 2, .n = 4, .per_block = 2};
+        struct gpu_compact a = {.blocks.block_bytes = sizeof to,
+                                .plane = sizeof to / 2,
+                                .slot_stride = sizeof *to,
+                                .bytes = sizeof *to,
+                                .to = 1,
+                                .layers = 1,
+                                .heads = 1,
+                                .per_block = 4,
+                                .n = 2};
 
         if (!TRY(f, gpu->cuda, cuMemAlloc, &at, 4096) ||
-            !TRY(f, gpu->cuda, cuMemcpyHtoDAsync, at, from, sizeof from, NULL))
+            !TRY(f, gpu->cuda, cuMemcpyHtoDAsync, at, &from, sizeof from, NULL))
                 return false;
-        a.scores = at;
-        a.mean = at + 1024;
-        a.best = at + 2048;
-        if (gpu_keydiff_blocks(gpu, NULL, &a) < 0) {
+        a.blocks.base = at;
+        a.blocks.ids = at + offsetof(typeof(from), ids);
+        a.index = at + offsetof(typeof(from), index);
+        if (gpu_compact(gpu, NULL, &a) < 0) {
                 found(f, HEALTH_MISSING, "%s", gpu->why);
                 return false;
         }
-        if (!TRY(f, gpu->cuda, cuMemcpyDtoHAsync, to, a.mean, sizeof to, NULL) ||
+        if (!TRY(f, gpu->cuda, cuMemcpyDtoHAsync, to, at + sizeof to, sizeof to, NULL) ||
             !TRY(f, gpu->cuda, cuStreamSynchronize, NULL))
                 return false;
-        if (memcmp(to, means, sizeof to) != 0)
+        if (memcmp(to, copied, sizeof to) != 0)
                 found(f, HEALTH_MISSING, "a kernel ran, and its result is wrong");
         else
                 found(f, HEALTH_OK, "launched, result compared");

@@ -54,7 +54,7 @@ static struct gpu_key_rows keys_of(const struct task *task) {
  * Finds the next run of consecutive tokens behind keys->to: all blocks of a run are full, except
  * for the last one. False if none is left.
  */
-static bool next_run(const struct task *task, struct gpu_keydiff *keys) {
+static bool next_run(const struct task *task, struct gpu_scores *keys) {
         uint32_t each = task->shape.tokens, n = task->job->n_items, i = DIV_UP(keys->to, each);
 
         while (i < n && item_tokens(task, i) == 0)
@@ -66,18 +66,18 @@ static bool next_run(const struct task *task, struct gpu_keydiff *keys) {
 }
 
 static uint64_t scratch_bytes(const struct device_anchor *a) {
-        struct gpu_keydiff run = a->keys;
+        struct gpu_scores run = a->keys;
         uint64_t most = 0;
 
         for (run.to = 0; next_run(a->task, &run);)
-                most = MAX(most, gpu_keydiff_scratch(&run));
+                most = MAX(most, gpu_score_scratch(&run));
         return most;
 }
 
 int anchor_find(struct device_anchor *a, struct task *task) {
         uint32_t n = task->job->n_items, *ids = task_ids(task);
 
-        if (!n || !task->shape.type || task->shape.dim > GPU_KEYDIFF_DIM)
+        if (!n || !task->shape.type || task->shape.dim > GPU_SCORE_DIM)
                 return -ENOSYS;
         *a = (struct device_anchor){.task = task, .keys.keys = keys_of(task)};
         a->ids = task_room(task, 2 * (size_t)n, sizeof *a->ids);
@@ -114,12 +114,12 @@ static int upload(struct device_anchor *a) {
 }
 
 static int add_keys(const struct device_anchor *a, struct gpu *gpu) {
-        struct gpu_keydiff run = a->keys;
+        struct gpu_scores run = a->keys;
         int r = 0;
 
         run.keys.blocks.ids += a->task->job->n_items * sizeof *a->ids;
         for (run.to = 0; r == 0 && next_run(a->task, &run);)
-                r = gpu_keydiff_anchor(gpu, a->task->device->stream, &run);
+                r = gpu_anchor(gpu, a->task->device->stream, &run);
         return r;
 }
 

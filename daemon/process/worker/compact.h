@@ -12,7 +12,7 @@ struct packing {
         struct task *task;
         const float *anchors;            /* [layer][head][dim] */
         uint8_t **from, **to, **scores;  /* blocks */
-        uint32_t n_from, n_to, n_scores; /* no scores: KeyDiff's */
+        uint32_t n_from, n_to, n_scores; /* no scores: by the anchor */
         uint32_t keep, n_tokens;         /* number of tokens to keep; of tokens in the sources */
         uint32_t *place;                 /* [token]: block * tokens of a block + slot */
         /* [thread]: scores [head][token], scratch of the kernels, chosen tokens */

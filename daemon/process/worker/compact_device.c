@@ -16,7 +16,7 @@
 
 struct device_packing {
         struct packing *p;
-        struct device_anchor anchor; /* only for KeyDiff's scores */
+        struct device_anchor anchor; /* only without the client's scores */
         struct gpu_blocks blocks;    /* of all items */
         /* scores of a row: slots of all source blocks; the client scores only tokens */
         uint32_t columns;
@@ -102,7 +102,7 @@ static int read_scores(const struct device_packing *d, uint32_t first, uint32_t 
 static int score(const struct device_packing *d, struct gpu *gpu, uint32_t first, uint32_t n) {
         struct worker_device *device = d->p->task->device;
         const struct shape *s = &d->p->task->shape;
-        struct gpu_keydiff a = d->anchor.keys;
+        struct gpu_scores a = d->anchor.keys;
         int r;
 
         a.keys.offset = first * a.keys.layer_stride;
@@ -112,7 +112,7 @@ static int score(const struct device_packing *d, struct gpu *gpu, uint32_t first
         a.to = d->columns;
         a.stride = d->columns;
         a.scores = d->d_scores;
-        r = gpu_keydiff_score(gpu, device->stream, &a);
+        r = gpu_score(gpu, device->stream, &a);
         return r < 0 ? r :
                        device_read(device, d->scores, a.scores,
                                    (uint64_t)n * s->heads * d->columns * sizeof *d->scores);

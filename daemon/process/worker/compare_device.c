@@ -19,7 +19,7 @@ struct pairs {
         struct compare *c;
         uint32_t n, n_angles;
         uint32_t *ids;                   /* [item] */
-        struct gpu_memshare_pair *pairs; /* in order */
+        struct gpu_distance_pair *pairs; /* in order */
         float *similarity;               /* [pair] */
         int64_t *deltas;                 /* [angle] */
         float *angles;                   /* [angle]: cosine [half], sine [half] */
@@ -71,7 +71,7 @@ static void put_pair(struct pairs *p, uint32_t target, uint32_t source, float si
         if (p->c->half && p->n_angles > MOST_ANGLES)
                 return;
         p->similarity[p->n] = similarity;
-        p->pairs[p->n++] = (struct gpu_memshare_pair){target, source,
+        p->pairs[p->n++] = (struct gpu_distance_pair){target, source,
                                                       p->c->half ? angle_of(p, target, source) : 0};
 }
 
@@ -138,13 +138,13 @@ static int upload(struct pairs *p) {
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static struct gpu_memshare_shape shape_of(const struct compare *c) {
-        return (struct gpu_memshare_shape){c->shape.layers,
-                                           c->shape.heads,
-                                           c->shape.tokens,
-                                           c->shape.dim,
-                                           c->task->space->ix->geometry.order,
-                                           c->shape.type};
+static struct gpu_block_shape shape_of(const struct compare *c) {
+        return (struct gpu_block_shape){c->shape.layers,
+                                        c->shape.heads,
+                                        c->shape.tokens,
+                                        c->shape.dim,
+                                        c->task->space->ix->geometry.order,
+                                        c->shape.type};
 }
 
 static struct gpu_blocks blocks_of(const struct pairs *p, uint32_t first) {
@@ -159,30 +159,29 @@ typedef int launch_fn(const struct pairs *p, struct gpu *gpu, uint32_t first, ui
 
 static int launch_norms(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n) {
         const struct compare *c = p->c;
-        const struct gpu_memshare_keep a = {.blocks = blocks_of(p, first),
-                                            .shape = shape_of(c),
-                                            .n = n,
-                                            .to = p->d_norms + (uint64_t)first * 2 *
-                                                                       c->shape.layers *
-                                                                       sizeof(float)};
+        const struct gpu_norms a = {.blocks = blocks_of(p, first),
+                                    .shape = shape_of(c),
+                                    .n = n,
+                                    .to = p->d_norms +
+                                          (uint64_t)first * 2 * c->shape.layers * sizeof(float)};
 
-        return gpu_memshare_norms(gpu, c->task->device->stream, &a);
+        return gpu_norms(gpu, c->task->device->stream, &a);
 }
 
 static int launch_pairs(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n) {
         const struct compare *c = p->c;
-        const struct gpu_memshare a = {.blocks = blocks_of(p, 0),
-                                       .shape = shape_of(c),
-                                       .metric = c->metric,
-                                       .half = c->half,
-                                       .limit = MAX(c->limit, c->limit_same),
-                                       .pairs = p->d_pairs + first * sizeof *p->pairs,
-                                       .n = n,
-                                       .angles = c->half ? p->d_angles : 0,
-                                       .norms = p->d_norms,
-                                       .distances = p->d_distances + first * sizeof *p->distances};
+        const struct gpu_distances a = {.blocks = blocks_of(p, 0),
+                                        .shape = shape_of(c),
+                                        .metric = c->metric,
+                                        .half = c->half,
+                                        .limit = MAX(c->limit, c->limit_same),
+                                        .pairs = p->d_pairs + first * sizeof *p->pairs,
+                                        .n = n,
+                                        .angles = c->half ? p->d_angles : 0,
+                                        .norms = p->d_norms,
+                                        .distances = p->d_distances + first * sizeof *p->distances};
 
-        return gpu_memshare(gpu, c->task->device->stream, &a);
+        return gpu_distances(gpu, c->task->device->stream, &a);
 }
 
 /* Launches all n, task_launch_bytes at a time. blocks: how many each of the n reads. */

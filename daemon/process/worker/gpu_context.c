@@ -213,8 +213,8 @@ void device_take_back(struct worker_device *d, const struct device_buffers *buff
 struct gpu *device_kernels(struct worker_device *d) {
         if (d->kernels == KERNELS_UNKNOWN)
                 d->kernels = gpu_open(&d->gpu, d->device.ordinal) == 0 &&
-                                             gpu_resident_blocks(&d->gpu, GPU_KERNEL_keydiff_score,
-                                                                 128, 0) ?
+                                             gpu_resident_blocks(&d->gpu, GPU_KERNEL_compact, 128,
+                                                                 0) ?
                                      KERNELS_THERE :
                                      KERNELS_NONE;
         d->buffers.kernels = d->kernels == KERNELS_THERE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver's four jobs. SPILL writes blocks to exact copies with checksums, and inserts them into
+ * Four jobs of exact copies and sketches. SPILL writes blocks to exact copies with checksums, and inserts them into
  * the sketch. REVIVE brings blocks back: from the copy, whose checksum is compared at the
  * destination, or from the sketch. FORGET removes blocks from the sketch. REBUILD makes a sketch
  * again that a worker left half written.

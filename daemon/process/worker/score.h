@@ -16,10 +16,10 @@ float *score_anchors(struct task *task);
 /* The same on a GPU (anchor_device.c), and the addresses of the job's keys there. */
 struct device_anchor {
         struct task *task;
-        uint32_t *ids;           /* [2][item]: all, then those whose keys are read for the anchor */
-        float *sums;             /* [layer][head][dim]: sums of the summaries' anchors */
-        uint32_t *zeros;         /* [layer][head] */
-        struct gpu_keydiff keys; /* without scores; its ids are those of all items */
+        uint32_t *ids;          /* [2][item]: all, then those whose keys are read for the anchor */
+        float *sums;            /* [layer][head][dim]: sums of the summaries' anchors */
+        uint32_t *zeros;        /* [layer][head] */
+        struct gpu_scores keys; /* without scores; its ids are those of all items */
 };
 
 /* Begins an anchor. 0; -ENOSYS: no kernel can read these keys; -ENOMEM. */

@@ -19,7 +19,7 @@ struct device_scores {
         uint32_t most;        /* blocks of a launch */
         float *means;         /* [layer][block of a launch] */
         cu_address next, d_means, d_best;
-        struct gpu_keydiff keys;
+        struct gpu_scores keys;
 };
 
 /* The kernels read all tokens as one run, so only the last block may be partly filled. */
@@ -68,25 +68,25 @@ static int make_room(struct device_scores *d) {
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-static int launch(const struct device_scores *d, struct gpu *gpu, const struct gpu_keydiff *a) {
+static int launch(const struct device_scores *d, struct gpu *gpu, const struct gpu_scores *a) {
         const struct shape *s = &d->task->shape;
         cu_stream stream = d->task->device->stream;
         uint32_t n = a->to - a->from, blocks = DIV_UP(n, s->tokens);
-        int r = gpu_keydiff_score(gpu, stream, a);
+        int r = gpu_score(gpu, stream, a);
 
         for (uint32_t l = 0; r == 0 && l < s->layers; l++) {
-                struct gpu_keydiff_blocks b = {.mean = d->d_means +
-                                                       (uint64_t)l * blocks * sizeof(float),
-                                               .best = d->d_best,
-                                               .scores = a->scores + (uint64_t)l * s->heads *
-                                                                             a->stride *
-                                                                             sizeof(float),
-                                               .stride = a->stride,
-                                               .heads = s->heads,
-                                               .n = n,
-                                               .per_block = s->tokens};
+                struct gpu_block_scores b = {.mean = d->d_means +
+                                                     (uint64_t)l * blocks * sizeof(float),
+                                             .best = d->d_best,
+                                             .scores = a->scores + (uint64_t)l * s->heads *
+                                                                           a->stride *
+                                                                           sizeof(float),
+                                             .stride = a->stride,
+                                             .heads = s->heads,
+                                             .n = n,
+                                             .per_block = s->tokens};
 
-                r = gpu_keydiff_blocks(gpu, stream, &b);
+                r = gpu_block_scores(gpu, stream, &b);
         }
         return r;
 }
@@ -112,7 +112,7 @@ static int score_some(struct device_scores *d, struct gpu *gpu, uint32_t first, 
                       float *result) {
         const struct shape *s = &d->task->shape;
         struct worker_device *device = d->task->device;
-        struct gpu_keydiff a = d->keys;
+        struct gpu_scores a = d->keys;
         int r;
 
         a.from = first * s->tokens;

@@ -7,15 +7,14 @@
 
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
-#include "kernels/cuda/keydiff.h"
+#include "kernels/cuda/block.h"
 #include "tests/gpu/fakecuda/kernels.h"
 #include "tests/kernels/cuda/fixture.h"
 #include "tests/lib/suite.h"
 
-GPU_USES(keydiff_blocks);
+GPU_USES(block);
 
-#define IMAGES_BUILT \
-        (memcmp(gpu_image_keydiff_blocks, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) != 0)
+#define IMAGES_BUILT (memcmp(gpu_image_block, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) != 0)
 
 static struct kvd_cuda cuda;
 static struct gpu gpu;
@@ -65,10 +64,10 @@ static void setup(void) {
 }
 
 static int launch_blocks(size_t shared) {
-        struct gpu_keydiff_blocks a = {.n = 1};
+        struct gpu_compact a = {.n = 1};
 
-        return gpu_launch(&gpu, GPU_KERNEL_keydiff_blocks, (struct gpu_grid){1, 1, 1, 256, shared},
-                          NULL, &a);
+        return gpu_launch(&gpu, GPU_KERNEL_compact, (struct gpu_grid){1, 1, 1, 256, shared}, NULL,
+                          &a);
 }
 
 START_TEST(a_kernel_is_looked_up_once) {
@@ -87,10 +86,10 @@ START_TEST(shared_memory_is_raised_on_demand) {
         ck_assert_int_eq(launch_blocks(100000), 0);
         ck_assert(driver.raises == 2 && driver.shared == 100000);
         ck_assert_int_eq(launch_blocks(gpu.shared_bytes + 1), -EINVAL);
-        ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") && strstr(gpu.why, "shared memory"));
+        ck_assert(strstr(gpu.why, "kvd_compact") && strstr(gpu.why, "shared memory"));
         driver.error = CU_INVALID_VALUE; /* a kernel's static shared memory counts, too */
         ck_assert_int_eq(launch_blocks(gpu.shared_bytes), -EINVAL);
-        ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") &&
+        ck_assert(strstr(gpu.why, "kvd_compact") &&
                   strstr(gpu.why, "in addition to its static memory"));
         driver.error = CU_OK;
 }
@@ -100,10 +99,10 @@ END_TEST
 START_TEST(an_image_that_the_driver_refuses) {
         driver.error = CU_INVALID_IMAGE;
         ck_assert_int_eq(gpu_has_kernels(&gpu), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
-        ck_assert(strstr(gpu.why, IMAGES_BUILT ? "keydiff_blocks" : "nvcc was not found"));
+        ck_assert(strstr(gpu.why, IMAGES_BUILT ? "block" : "nvcc was not found"));
         ck_assert_int_eq(launch_blocks(0), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
         ck_assert(driver.launches == 0 &&
-                  gpu_resident_blocks(&gpu, GPU_KERNEL_keydiff_blocks, 256, 0) == 0);
+                  gpu_resident_blocks(&gpu, GPU_KERNEL_compact, 256, 0) == 0);
         driver.error = CU_OK; /* the error is not remembered */
         ck_assert_int_eq(launch_blocks(0), 0);
 }
@@ -113,7 +112,7 @@ START_TEST(a_launch_that_fails_says_which) {
         ck_assert_int_eq(launch_blocks(0), 0);
         driver.error = CU_ILLEGAL_ADDRESS;
         ck_assert_int_eq(launch_blocks(0), -EIO);
-        ck_assert_ptr_eq(strstr(gpu.why, "kvd_keydiff_blocks: "), gpu.why);
+        ck_assert_ptr_eq(strstr(gpu.why, "kvd_compact: "), gpu.why);
         ck_assert_int_eq(launch_blocks(1000), -EIO); /* the limit was not raised */
         driver.error = CU_OK;
         ck_assert_int_eq(launch_blocks(1000), 0);
@@ -135,7 +134,7 @@ START_TEST(every_kernel_of_the_list_is_there) {
 #include "kernels/cuda/kernels.def"
 #undef GPU_IMAGE
 #undef GPU_KERNEL
-        ck_assert_ptr_null(fake_kernel_find("kvd_keydiff_block"));
+        ck_assert_ptr_null(fake_kernel_find("kvd_compac"));
 }
 END_TEST
 

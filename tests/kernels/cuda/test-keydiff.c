@@ -26,7 +26,7 @@ struct shape {
 
 struct scene {
         const struct shape *shape;
-        struct gpu_keydiff a;
+        struct gpu_scores a;
         struct pool pool;
         const uint8_t **blocks;
         float *expected_sums, *expected_scores;
@@ -163,20 +163,20 @@ static void shape_case(const struct shape *shape, uint32_t from) {
         s.a.sums = copied(before, rows * shape->dim * sizeof *before);
         s.a.counts = copied(none, rows * sizeof *none);
         s.a.scores = room(((rows - 1) * s.a.stride + shape->tokens - from) * sizeof(float));
-        s.a.scratch = room(gpu_keydiff_scratch(&s.a));
+        s.a.scratch = room(gpu_score_scratch(&s.a));
         for (uint32_t l = 0; l < shape->layers; l++)
                 reference(&s, l, before);
-        fixture_ok(gpu_keydiff_score(fixture_gpu(), NULL, &s.a));
+        fixture_ok(gpu_score(fixture_gpu(), NULL, &s.a));
         assert_scores(&s);
-        fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
+        fixture_ok(gpu_anchor(fixture_gpu(), NULL, &s.a));
         assert_sums(&s);
 
         /* both operations, from zero: the scores are against the new sums */
         memset(s.expected_sums, 0, rows * shape->dim * sizeof(float));
         memset(s.expected_counts, 0, rows * sizeof *none);
         begin_sums(&s);
-        fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
-        fixture_ok(gpu_keydiff_score(fixture_gpu(), NULL, &s.a));
+        fixture_ok(gpu_anchor(fixture_gpu(), NULL, &s.a));
+        fixture_ok(gpu_score(fixture_gpu(), NULL, &s.a));
         for (uint32_t l = 0; l < shape->layers; l++)
                 reference(&s, l, floats_of(s.a.sums));
         assert_sums(&s);
@@ -228,7 +228,7 @@ START_TEST(nothing_at_all_adds_nothing) {
         s.a.scratch = room(16);
         s.expected_counts = buffer(sizeof *s.expected_counts);
         s.expected_sums = buffer(32 * sizeof(float));
-        fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
+        fixture_ok(gpu_anchor(fixture_gpu(), NULL, &s.a));
         assert_sums(&s);
         buffers_free();
 }
@@ -241,9 +241,9 @@ static float some_score(uint32_t i) {
 }
 
 static void blocks_case(uint32_t i, uint32_t per_block) {
-        struct gpu_keydiff_blocks a = {.heads = 1 + i % 9,
-                                       .n = 1 + random_u32() % 90,
-                                       .per_block = per_block};
+        struct gpu_block_scores a = {.heads = 1 + i % 9,
+                                     .n = 1 + random_u32() % 90,
+                                     .per_block = per_block};
         const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
         uint32_t blocks = DIV_UP(a.n, a.per_block), all;
         float *mean = buffer(blocks * sizeof *mean),
@@ -258,7 +258,7 @@ static void blocks_case(uint32_t i, uint32_t per_block) {
         a.scores = copied(scores, all * sizeof *scores);
         a.mean = room(blocks * sizeof *mean);
         a.best = room((size_t)blocks * a.heads * sizeof *best);
-        fixture_ok(gpu_keydiff_blocks(fixture_gpu(), NULL, &a));
+        fixture_ok(gpu_block_scores(fixture_gpu(), NULL, &a));
         ops->blocks(mean, best, scores, a.stride, a.heads, a.n, a.per_block);
         assert_same_numbers(mean, floats_of(a.mean), blocks, "mean");
         assert_same_numbers(best, floats_of(a.best), (size_t)blocks * a.heads, "best");
@@ -276,22 +276,22 @@ END_TEST
 START_TEST(what_no_kernel_takes_is_refused) {
         struct shape shape = {16, 16, 1, 1, 32, KVD_NUMBER_BF16, false, false, false, 8};
         struct scene s;
-        struct gpu_keydiff bad;
+        struct gpu_scores bad;
 
         make_scene(&s, &shape);
         s.a.to = 16;
         s.a.stride = 16;
         s.a.sums = s.a.counts = s.a.scores = s.a.scratch = room(4096);
         bad = s.a, bad.keys.number = 4;
-        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
-        bad = s.a, bad.keys.dim = GPU_KEYDIFF_DIM + 1;
-        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
+        bad = s.a, bad.keys.dim = GPU_SCORE_DIM + 1;
+        ck_assert_int_eq(gpu_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.stride = 15;
-        ck_assert_int_eq(gpu_keydiff_score(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_score(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.from = 17;
-        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.keys.offset++;
-        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
         ck_assert(fixture_gpu()->why[0]);
         buffers_free();
 }

@@ -20,9 +20,9 @@ static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMB
 
 struct scene {
         struct kvd_memshare_shape shape;
-        struct gpu_memshare a;
+        struct gpu_distances a;
         struct pool pool;
-        struct gpu_memshare_pair *pairs;
+        struct gpu_distance_pair *pairs;
         float *norms, *angles;
         struct kvd_memshare_query query;
 };
@@ -31,9 +31,9 @@ static size_t elements(const struct kvd_memshare_shape *s) {
         return (size_t)2 * s->layers * s->heads * s->tokens * s->dim;
 }
 
-static struct gpu_memshare_shape gpu_shape(const struct kvd_memshare_shape *s) {
-        return (struct gpu_memshare_shape){s->layers, s->heads,      s->tokens,
-                                           s->dim,    GPU_ORDER_HND, s->type};
+static struct gpu_block_shape gpu_shape(const struct kvd_memshare_shape *s) {
+        return (struct gpu_block_shape){s->layers, s->heads,      s->tokens,
+                                        s->dim,    GPU_ORDER_HND, s->type};
 }
 
 static const void *data_of(const struct scene *s, uint32_t i) {
@@ -77,11 +77,11 @@ static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
         uint32_t n = 0;
 
         *s = (struct scene){.shape = shape};
-        s->a = (struct gpu_memshare){.offset = lead * size,
-                                     .shape = gpu_shape(&shape),
-                                     .metric = metric,
-                                     .half = half,
-                                     .limit = (double)INFINITY};
+        s->a = (struct gpu_distances){.offset = lead * size,
+                                      .shape = gpu_shape(&shape),
+                                      .metric = metric,
+                                      .half = half,
+                                      .limit = (double)INFINITY};
         pool_make(&s->pool, BLOCKS,
                   ALIGN_UP(s->a.offset + elements(&shape) * size, lead % 8 ? 4 : 16));
         s->a.blocks = s->pool.blocks;
@@ -90,7 +90,7 @@ static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
         s->pairs = buffer(BLOCKS * (BLOCKS - 1) * sizeof *s->pairs);
         for (uint32_t i = 0; i < BLOCKS * BLOCKS; i++)
                 if (i / BLOCKS != i % BLOCKS)
-                        s->pairs[n++] = (struct gpu_memshare_pair){i / BLOCKS, i % BLOCKS,
+                        s->pairs[n++] = (struct gpu_distance_pair){i / BLOCKS, i % BLOCKS,
                                                                    i % ANGLES};
         s->a.n = n;
         s->a.pairs = address_of(s->pairs);
@@ -100,7 +100,7 @@ static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
 }
 
 static double expected_of(const struct scene *s, uint32_t i) {
-        const struct gpu_memshare_pair *p = &s->pairs[i];
+        const struct gpu_distance_pair *p = &s->pairs[i];
         size_t n_norms = 2 * s->shape.layers;
         const float *cosine = s->angles + (size_t)2 * p->angle * s->a.half;
         struct kvd_memshare_query q = {&s->shape,          (enum kvd_memshare_metric)s->a.metric,
@@ -121,7 +121,7 @@ static uint32_t compare(const struct scene *s) {
         const double *distances = host_of(s->a.distances);
         uint32_t near = 0;
 
-        fixture_ok(gpu_memshare(fixture_gpu(), NULL, &s->a));
+        fixture_ok(gpu_distances(fixture_gpu(), NULL, &s->a));
         fixture_wait();
         for (uint32_t i = 0; i < s->a.n; i++) {
                 double expected = expected_of(s, i);
@@ -236,7 +236,7 @@ START_TEST(norms_have_the_bits_of_the_reference) {
                 struct kvd_memshare_shape shape = {1 + i % 3, 1 + i % 4, 1 + i % 19, dims[i / 6],
                                                    types[i % 3]};
                 size_t n_norms = 2 * shape.layers;
-                struct gpu_memshare_keep a = {.shape = gpu_shape(&shape), .n = BLOCKS};
+                struct gpu_norms a = {.shape = gpu_shape(&shape), .n = BLOCKS};
                 float *norms = buffer(n_norms * sizeof *norms);
                 struct scene s;
 
@@ -245,7 +245,7 @@ START_TEST(norms_have_the_bits_of_the_reference) {
                 a.blocks = s.a.blocks;
                 a.offset = s.a.offset;
                 a.to = room(BLOCKS * n_norms * sizeof(float));
-                fixture_ok(gpu_memshare_norms(fixture_gpu(), NULL, &a));
+                fixture_ok(gpu_norms(fixture_gpu(), NULL, &a));
                 for (uint32_t b = 0; b < BLOCKS; b++) {
                         for (size_t k = 0; b == 3 && k < n_norms; k++)
                                 norms[k] = NAN;
@@ -261,26 +261,26 @@ END_TEST
 START_TEST(what_no_kernel_takes_is_refused) {
         struct kvd_memshare_shape shape = {1, 1, 2, 8, KVD_NUMBER_F32};
         struct gpu *gpu = fixture_gpu();
-        struct gpu_memshare bad;
+        struct gpu_distances bad;
         struct scene s;
 
         make_scene(&s, shape, KVD_MEMSHARE_RELATIVE, 4, 8);
         bad = s.a, bad.shape.number = 0;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.shape.order = 3;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.metric = 4;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.norms = 0;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.half = 5;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.shape.tokens = 0;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.offset = 2;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.n = 0;
-        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), 0);
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), 0);
         buffers_free();
 }
 END_TEST

@@ -52,7 +52,7 @@ static void choose_channels(struct scene *s) {
         s->a.channels = address_of(s->channels);
 }
 
-static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, uint32_t n_channels,
+static void make_scene(struct scene *s, const struct gpu_block_shape *shape, uint32_t n_channels,
                        uint32_t lead, bool broken) {
         uint64_t heads = (uint64_t)shape->layers * shape->heads, labels = (n_channels + 1) / 2 + 4;
 
@@ -102,7 +102,7 @@ static const uint8_t *whole_layer(const struct scene *s, const uint8_t *planes, 
 
 static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t layer, uint32_t tokens,
                       uint8_t *row) {
-        const struct gpu_memshare_shape *shape = &s->a.shape;
+        const struct gpu_block_shape *shape = &s->a.shape;
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         enum kvd_number type = (enum kvd_number)shape->number;
         struct kvd_memshare_shape one = {1, shape->heads, shape->tokens, shape->dim, type};
@@ -165,12 +165,12 @@ START_TEST(rows_are_those_of_the_reference) {
         fixture_seed((uint64_t)_i);
         for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
                 for (uint32_t i = 0; i < 6; i++) {
-                        struct gpu_memshare_shape shape = {1 + i % 2,
-                                                           1 + (d + i) % 10,
-                                                           1 + (d * 7 + i * 5) % 20,
-                                                           dims[d],
-                                                           1 + i / 3,
-                                                           types[(i + (uint32_t)_i) % 3]};
+                        struct gpu_block_shape shape = {1 + i % 2,
+                                                        1 + (d + i) % 10,
+                                                        1 + (d * 7 + i * 5) % 20,
+                                                        dims[d],
+                                                        1 + i / 3,
+                                                        types[(i + (uint32_t)_i) % 3]};
                         struct scene s;
 
                         if (i < 3)
@@ -190,8 +190,8 @@ END_TEST
 /* More tokens than a tile, and more than one chunk per head. */
 START_TEST(long_blocks_are_summarised) {
         for (uint32_t i = 0; i < 6; i++) {
-                struct gpu_memshare_shape shape = {1,   2,         i % 2 ? 64 : 37,
-                                                   128, 1 + i % 2, types[i % 3]};
+                struct gpu_block_shape shape = {1,   2,         i % 2 ? 64 : 37,
+                                                128, 1 + i % 2, types[i % 3]};
                 struct scene s;
 
                 make_scene(&s, &shape, 32, 8, i > 2);
@@ -202,7 +202,7 @@ START_TEST(long_blocks_are_summarised) {
 END_TEST
 
 START_TEST(what_no_kernel_takes_is_refused) {
-        struct gpu_memshare_shape shape = {1, 1, 16, 32, GPU_ORDER_HND, KVD_NUMBER_BF16};
+        struct gpu_block_shape shape = {1, 1, 16, 32, GPU_ORDER_HND, KVD_NUMBER_BF16};
         struct gpu *gpu = fixture_gpu();
         struct gpu_summarise bad;
         struct scene s;
