@@ -2,7 +2,7 @@
 #ifndef KVCTL_PROFILE_H
 #define KVCTL_PROFILE_H
 
-/* BiCache's table of a space, as a file. */
+/* A space's table of how many layers of a prefix are reused, as a file. */
 
 #include <stdint.h>
 

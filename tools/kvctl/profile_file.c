@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's table in a file, for kvctl and kvlm. Only the ratios at which the depth grows are
+ * The table of depths in a file, for kvctl and kvlm. Only the ratios at which the depth grows are
  * written, because the table is a step function.
  */
 

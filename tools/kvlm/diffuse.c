@@ -47,12 +47,12 @@ static bool space_says(kvd_space *space, const char *setting) {
         return space && kvd_space_setting(space, setting, &value) == 0 && value != 0.0;
 }
 
-static enum bicache_mode choose_mode(const struct diffusion *run) {
-        enum bicache_mode mode = run->diffuser->options.bicache;
+static enum reuse choose_mode(const struct diffusion *run) {
+        enum reuse mode = run->diffuser->options.reuse;
 
-        if (mode == BICACHE_SPACE)
-                mode = space_says(run->space, "bicache") ? BICACHE_ON : BICACHE_OFF;
-        return run->request->n_prefix > 0 ? mode : BICACHE_OFF;
+        if (mode == REUSE_SPACE)
+                mode = space_says(run->space, "bicache") ? REUSE_ON : REUSE_OFF;
+        return run->request->n_prefix > 0 ? mode : REUSE_OFF;
 }
 
 enum kvd_ratio diffuse_ratio(const struct diffuser *d, kvd_space *space) {
@@ -96,10 +96,11 @@ static uint32_t depth(const struct diffusion *run) {
  */
 static uint32_t entry_depth(const struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
+        const struct kvd_btable *t = d->table;
         uint32_t deepest = d->options.depth;
 
         if (deepest == 0)
-                deepest = d->table ? bicache_table_deepest(d->table) : space_depth(run, 1, 0, 0);
+                deepest = !t ? space_depth(run, 1, 0, 0) : t->n > 0 ? t->steps[t->n - 1].b : 1;
         return deepest ? deepest : d->model->config.layers;
 }
 
@@ -109,9 +110,9 @@ static void choose(struct diffusion *run) {
         run->space = cache_space(run->diffuser->cache);
         run->result->mode = choose_mode(run);
         run->result->ratio = ratio(run);
-        if (run->result->mode == BICACHE_NAIVE)
+        if (run->result->mode == REUSE_NAIVE)
                 run->result->depth = run->entry_depth = layers;
-        if (run->result->mode != BICACHE_ON)
+        if (run->result->mode != REUSE_ON)
                 return;
         run->result->depth = MIN(depth(run), layers);
         run->entry_depth = MIN(entry_depth(run), layers);

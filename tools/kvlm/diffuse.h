@@ -10,22 +10,22 @@
 #include <signal.h>
 #include <stdio.h>
 
-#include "tools/kvlm/bicache_entry.h"
-#include "tools/kvlm/bicache_table.h"
+#include "kernels/btable.h"
+#include "tools/kvlm/entry.h"
 #include "tools/kvlm/tokenizer.h"
 
-enum bicache_mode {
-        BICACHE_SPACE, /* on or off, according to the space's settings */
-        BICACHE_OFF,   /* compute all layers of the prefix in every step */
-        /* reuse all layers for ever, as a causal cache would: the baseline for BiCache */
-        BICACHE_NAIVE,
-        BICACHE_ON, /* reuse shallow layers, recompute deep ones every few steps */
+enum reuse {
+        REUSE_SPACE, /* on or off, according to the space's settings */
+        REUSE_OFF,   /* compute all layers of the prefix in every step */
+        /* reuse all layers for ever, as a causal cache would: the baseline */
+        REUSE_NAIVE,
+        REUSE_ON, /* reuse shallow layers, recompute deep ones every few steps */
 };
 
 struct diffuse_options {
         uint32_t length; /* tokens to generate */
         uint32_t steps;  /* 0: one per token */
-        enum bicache_mode bicache;
+        enum reuse reuse;
         uint32_t depth; /* number of shallow layers, overriding the table; 0: see table */
         /* steps from one refresh of the deep layers to the next; 0: the space's setting */
         uint32_t refresh;
@@ -63,7 +63,7 @@ struct diffuse_result {
         uint32_t *tokens; /* [length] */
         uint32_t length, prompt_tokens, prefix_tokens;
         uint32_t steps, refreshes;
-        enum bicache_mode mode; /* the mode that was used: never BICACHE_SPACE */
+        enum reuse mode;        /* the mode that was used: never REUSE_SPACE */
         uint32_t depth, ratio;  /* b, and r in percent */
         uint32_t found, made;   /* layers of the entry that were found, and made */
         uint32_t reused_tokens; /* tokens of the prefix whose shallow layers were found */

@@ -2,7 +2,7 @@
 
 /*
  * The main loop for a bidirectional model: answers one prompt after the other. With --profile-out,
- * prompts are samples for BiCache's table instead.
+ * prompts are samples for the table of depths instead.
  */
 
 #include "tools/kvlm/diffuse_main.h"
@@ -11,8 +11,9 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/bicache_profile.h"
+#include "tools/kvctl/profile.h"
 #include "tools/kvlm/diffuse.h"
+#include "tools/kvlm/profile.h"
 #include "tools/kvlm/refuse.h"
 #include "tools/kvlm/report.h"
 
@@ -32,9 +33,8 @@ static int open_cache(struct session *s) {
         const struct options *o = s->parts->options;
         const struct config *c = &s->parts->model->config;
         struct cache_options options = {
-                .space = o->share && (o->diffuse.bicache != BICACHE_OFF || o->profile_out) ?
-                                 o->space :
-                                 NULL,
+                .space = o->share && (o->diffuse.reuse != REUSE_OFF || o->profile_out) ? o->space :
+                                                                                         NULL,
                 .socket = o->socket,
                 .geometry =
                         {
@@ -56,6 +56,26 @@ static int open_cache(struct session *s) {
         return cache_new(&options, &s->diffuser.cache);
 }
 
+/* Makes the kernels' table of steps from a table file, which gives the depth at each percentage. */
+static int read_table(const char *path, uint32_t layers, struct kvd_btable *ret) {
+        uint8_t depth[PROFILE_RATIOS], last = 1;
+        uint32_t def;
+        int r = profile_read(path, depth, &def, &kvlm_why);
+
+        if (r < 0)
+                return r;
+        if (depth[PROFILE_RATIOS - 1] > layers)
+                return refuse(-EINVAL, "table %s reuses %u layers; the model has %u", path,
+                              depth[PROFILE_RATIOS - 1], layers);
+        *ret = (struct kvd_btable){.ratio = (enum kvd_ratio)def};
+        for (unsigned percent = 0; percent < PROFILE_RATIOS; percent++) {
+                if (depth[percent] != last)
+                        ret->steps[ret->n++] = (struct kvd_bstep){(uint8_t)percent, depth[percent]};
+                last = depth[percent];
+        }
+        return 0;
+}
+
 static int open_session(struct session *s) {
         const struct diffuse_parts *p = s->parts;
         const struct options *o = p->options;
@@ -72,8 +92,8 @@ static int open_session(struct session *s) {
                 .interrupted = p->interrupted,
                 .verify = o->verify,
         };
-        if (o->bicache_table) {
-                r = bicache_table_read(o->bicache_table, p->model->config.layers, &s->table);
+        if (o->table) {
+                r = read_table(o->table, p->model->config.layers, &s->table);
                 d->table = &s->table;
         }
         if (r == 0 && o->profile_out)

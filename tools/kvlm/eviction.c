@@ -11,10 +11,12 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/pooled_internal.h"
 
-void eviction_new(struct pooled *p) {
-        p->evicts = pooled_setting(p, "keydiff") > 0 ?
-                            (uint32_t)pooled_setting(p, "keydiff.budget") :
-                            0;
+uint32_t eviction_budget(kvd_space *space) {
+        double on = 0, budget = 0;
+
+        kvd_space_setting(space, "keydiff", &on);
+        kvd_space_setting(space, "keydiff.budget", &budget);
+        return on > 0 ? (uint32_t)budget : 0;
 }
 
 static uint32_t chunk(const struct pooled *p) {

@@ -152,11 +152,11 @@ static const struct kvd_option rows[] = {
             "its \"gen_length\")"),
         U32("steps", diffuse.steps, 1, 1 << 20,
             "denoising steps (default: one per token; or a line's \"steps\")"),
-        WORD("bicache", diffuse.bicache, 0, "space off naive on", "MODE",
+        WORD("bicache", diffuse.reuse, 0, "space off naive on", "MODE",
              "the document's keys and values: off computes them in every step; "
              "on shares those of shallow layers and refreshes those of deep ones; "
              "naive shares all; space is on or off, as \"kvctl space set\" says (default space)"),
-        TEXT("bicache-table", bicache_table, "FILE",
+        TEXT("bicache-table", table, "FILE",
              "how many layers are shallow, by the document's share of a request "
              "(default: the space's table)"),
         U32("bicache-depth", diffuse.depth, 1, 1024,

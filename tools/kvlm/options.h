@@ -40,7 +40,7 @@ struct options {
         struct diffuse_options diffuse; /* for bidirectional models */
         /* with token ids and a bidirectional model: number of leading tokens that are shared */
         uint32_t prefix;
-        const char *bicache_table, *profile_out; /* NULL: none */
+        const char *table, *profile_out; /* NULL: none */
 };
 
 /* 1: continue; 0: --help or --version was printed; -EINVAL: wrong usage, described by refusal(). */

@@ -5,7 +5,7 @@
 /*
  * The model's arithmetic on the CPU: takes some rows through some layers. Rows are the residual
  * stream, one per position. They persist between calls, so that a caller can substitute a stored
- * hidden state for the layers that produced it (BiCache: the restart from o_b). Keys and values are
+ * hidden state for the layers that produced it (diffuse.h). Keys and values are
  * written to and read from the caller's blocks, whose kind of memory makes no difference. Bits do
  * not depend on how a text is cut into chunks, on the number of threads, or on the kernels'
  * variant.

@@ -36,21 +36,18 @@ double pooled_setting(const struct pooled *p, const char *name) {
         return setting(p->space, name);
 }
 
-static bool evicts(kvd_space *space) {
-        return setting(space, "keydiff") > 0 && setting(space, "keydiff.budget") > 0;
-}
-
 bool pooled_wanted(const struct pooled_options *o, struct cache *cache) {
         kvd_space *space = cache_space(cache);
 
         if (o->use == POOLED_OFF || !space)
                 return false;
         return o->use == POOLED_ON || setting(space, "memshare") > 0 ||
-               setting(space, "kvreviver") > 0 || setting(space, "hshare") > 0 || evicts(space);
+               setting(space, "kvreviver") > 0 || setting(space, "hshare") > 0 ||
+               eviction_budget(space);
 }
 
 bool pooled_owns_prompt(const struct pooled_options *o, struct cache *cache) {
-        return o->own_prompt || evicts(cache_space(cache));
+        return o->own_prompt || eviction_budget(cache_space(cache));
 }
 
 uint32_t pooled_not_found(const struct pooled_options *o, struct cache *cache, uint32_t tail) {
@@ -207,7 +204,7 @@ static int add_methods(struct pooled *p, uint32_t head_dim) {
 
         if (!p->table)
                 return 0;
-        eviction_new(p);
+        p->evicts = eviction_budget(p->space);
         if (kvd_reader_new(p->table, &options, &p->reader) < 0)
                 return refuse(-ENOMEM, "%s", kvd_error());
         return 0;

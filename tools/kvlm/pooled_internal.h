@@ -3,7 +3,7 @@
 #define KVLM_POOLED_INTERNAL_H
 
 /*
- * pooled.c has the table and the steps of reasoning, eviction.c has KeyDiff. What a query needs is
+ * pooled.c has the table and the steps of reasoning, eviction.c has the budget of tokens. What a query needs is
  * decided by libkvd (client/reader.h).
  */
 
@@ -44,7 +44,7 @@ struct pooled {
         struct kvd_seen seen;      /* of the current layer */
         uint32_t behind;           /* tokens behind the table's entries, before the step */
         uint32_t *lists;           /* [kv_heads][capacity] slots that a head attends to */
-        uint32_t evicts;           /* KeyDiff's budget in tokens; 0 if off */
+        uint32_t evicts;           /* budget in tokens; 0 if off */
         struct pooled_stats stats;
 };
 
@@ -60,7 +60,7 @@ static inline uint32_t pooled_dense(const struct pooled *p) {
 
 /* ---- eviction.c ---- */
 
-void eviction_new(struct pooled *);
+uint32_t eviction_budget(kvd_space *); /* tokens; 0 if off */
 /* maximum number of tokens of a prompt that are computed at once */
 uint32_t eviction_limit(const struct pooled *, uint32_t first);
 void eviction_settle(struct pooled *);

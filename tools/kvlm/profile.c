@@ -5,7 +5,7 @@
  * i is in the same slot as in any prefix. In addition, each prefix is computed alone.
  */
 
-#include "tools/kvlm/bicache_profile.h"
+#include "tools/kvlm/profile.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVLM_BICACHE_PROFILE_H
-#define KVLM_BICACHE_PROFILE_H
+#ifndef KVLM_PROFILE_H
+#define KVLM_PROFILE_H
 
 /*
  * The profile that BiCache's table is made from: per layer, how similar the keys and values of a

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVLM_BICACHE_ENTRY_H
-#define KVLM_BICACHE_ENTRY_H
+#ifndef KVLM_ENTRY_H
+#define KVLM_ENTRY_H
 
 /*
  * BiCache's prefix entry: keys, values and hidden states of a prefix that sees only itself, layer

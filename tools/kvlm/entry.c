@@ -7,7 +7,7 @@
  * which gives the same bits as computing from the beginning.
  */
 
-#include "tools/kvlm/bicache_entry.h"
+#include "tools/kvlm/entry.h"
 
 #include <errno.h>
 #include <string.h>
