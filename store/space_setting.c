@@ -4,8 +4,8 @@
  * A space's policy, its size and the methods' settings (ipc/base/methods.def) may be changed while
  * it is in use. They are in the header of its index, where clients and workers read them.
  *
- * hshare.channels is the exception: the size of labels is part of the summaries' layout, so it is
- * fixed when the space is created, and the setting only reports it.
+ * Those that are part of the memory's layout (KVD_FIXED) are fixed when the space is created, and
+ * the setting only reports them.
  */
 
 #include <errno.h>
@@ -58,26 +58,30 @@ static int refuse_value(struct space *space, enum kvd_setting which, const char 
                             info->method, info->name, info->least, info->most, value);
 }
 
-static int refuse_channels(struct space *space) {
+static int refuse_fixed(struct space *space, enum kvd_setting which, double is) {
+        const struct kvd_setting_info *info = kvd_setting_info(which);
+
         return store_refuse(space_store(space), -EINVAL,
-                            "hshare.channels is fixed when a space is made; it is %u in space '%s'",
-                            space_index(space)->label_channels, space_name(space));
+                            "%s.%s is fixed when a space is made; it is %g in space '%s'",
+                            info->method, info->name, is, space_name(space));
 }
 
-static void tell_channels(struct kvd_index *ix) {
-        kvd_setting_put(ix->settings, KVD_hshare_channels, ix->label_channels);
+static void tell_fixed(struct kvd_index *ix) {
+#define KVD_FIXED(method, name, member) \
+        kvd_setting_put(ix->settings, KVD_##method##_##name, ix->member);
+#include "ipc/base/methods.def"
 }
 
 static int check_method(struct space *space, enum kvd_setting which, const char *text) {
-        double value;
+        double is = kvd_setting_get(space_index(space)->settings, which), value;
         int r = space_refuse_opaque(space, kvd_setting_info(which)->method);
 
         if (r < 0)
                 return r;
         if (kvd_setting_parse(which, text, &value) < 0)
                 return refuse_value(space, which, text);
-        if (which == KVD_hshare_channels && value != space_index(space)->label_channels)
-                return refuse_channels(space);
+        if (kvd_setting_is_fixed(which) && value != is)
+                return refuse_fixed(space, which, is);
         /* methods need a worker, and that needs the summaries: allocate them now, or refuse */
         if (value != 0 && strcmp(kvd_setting_info(which)->name, "on") == 0)
                 r = space_summary_fd(space, true);
@@ -90,13 +94,13 @@ static void set_method(struct space *space, enum kvd_setting which, const char *
 
         kvd_setting_parse(which, text, &value);
         kvd_setting_put(ix->settings, which, value);
-        tell_channels(ix); /* a profile may have changed it */
+        tell_fixed(ix); /* a profile may have changed it */
         hooks_setting_changed(space);
 }
 
 void settings_init(struct kvd_index *ix) {
         kvd_settings_init(ix->settings);
-        tell_channels(ix);
+        tell_fixed(ix);
 }
 
 int space_check_setting(struct space *space, const char *key, const char *value) {

@@ -414,7 +414,7 @@ struct append_request {
 int sequence_append(struct attachment *attachment, uint32_t number,
                     const struct append_request *request, uint32_t *first);
 
-/* MemShare. 1: the step will be compared; 0: memshare is off, or the step too short. */
+/* 1: the step will be compared; 0: nothing compares steps, or the step is too short. */
 int sequence_share(struct attachment *attachment, uint32_t number, uint32_t first,
                    uint32_t n_tokens);
 
@@ -451,7 +451,7 @@ struct compact_request {
         uint32_t keep;     /* tokens */
         /*
          * blocks that the caller fills, and does not write until the compaction is complete: floats
-         * [layer][head][token of the range]. None: KeyDiff's scores
+         * [layer][head][token of the range]. None: the worker scores
          */
         uint32_t n_scores;
         const kvd_ref *scores;
@@ -480,7 +480,7 @@ int sequence_critical(struct attachment *attachment, uint32_t number,
 int sequence_sharing(struct attachment *attachment, uint32_t number, uint8_t *layers,
                      uint8_t *heads);
 
-/* ---- BiCache's profile ----------------------------------------------------------------------- */
+/* ---- profile of prefixes ---------------------------------------------------------------------- */
 
 /*
  * One sample at r percent: blocks [layer group][prefix alone, whole input][n / groups / 2] that the
@@ -496,7 +496,7 @@ struct profile_report {
         uint32_t samples[101];
         /* number of floats in similarity: `layers` for each percent that has samples, ascending */
         uint32_t n_similarity;
-        float similarity[15360]; /* mean similarities, by the space's bicache.sim */
+        float similarity[15360]; /* mean similarities, by the space's setting sim */
 };
 void space_profile(struct space *space, struct profile_report *ret);
 void space_profile_forget(struct space *space);

@@ -32,9 +32,8 @@ struct kvd_job {
         uint32_t n_items, n_steps, n_tokens, n_results;
         uint32_t param[8]; /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
                                  PROFILE: tokens;    COMPARE: bits of the threshold, a float (0:
-                                 memshare.tau_block), and of that for blocks of the same
-                                 tokens;    COMPACT: sources, dests, tokens to keep, blocks with
-                                 scores; 0: KeyDiff's */
+                                 the setting's), and of that for blocks of the same tokens;    COMPACT: sources, dests, tokens to keep, blocks with
+                                 scores; 0: by its own */
         uint32_t sketch;   /* number of the sketch that came with work_sketch; 0: none */
         uint32_t turn;     /* enum kvd_job_turn */
         uint64_t piece;    /* bytes to process before it may pause; 0: it must not pause */
@@ -103,7 +102,7 @@ struct kvd_sketch_header {
         uint32_t has_mean;    /* 1: the mean key behind this header is frozen */
         uint64_t job; /* number of the last job that changed it or is changing it. If that job was
                          lost, the contents are undefined, whatever the state, until a REBUILD */
-        /* 1 + the values of kvreviver.key_mode and kvreviver.hash that the sketch was begun with */
+        /* 1 + the values of the settings key_mode and hash that the sketch was begun with */
         uint32_t key_mode, hash;
         uint64_t pad[2];
         /* mean key: cell_floats floats, then the cells */

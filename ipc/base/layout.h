@@ -320,7 +320,7 @@ struct kvd_index {
 
         /* the methods */
         alignas(64) shm_u64 settings[KVD_SETTINGS_ROOM]; /* by enum kvd_setting */
-        /* BiCache's table: 0: none, else 1 + the value of bicache.r_def that it was built with */
+        /* table of depths: 0: none, else 1 + the value of r_def that it was built with */
         shm_u32 depth_def;
         shm_u32 depth[101];      /* number of layers to reuse, by prefix ratio in percent */
         uint32_t label_channels; /* channels of a key in its label, see summary.h */
@@ -454,7 +454,7 @@ static_assert(sizeof(struct kvd_pin_words) == 8, "layout is ABI: bump KVD_LAYOUT
  */
 struct kvd_use {
         uint16_t mass; /* attention mass per token; 256: average of the sequence; saturates */
-        uint16_t hits; /* decayed selections by HShare; 256: one per step and token; saturates */
+        uint16_t hits; /* decayed selections; 256: one per step and token; saturates */
 };
 
 static inline uint64_t kvd_use_off(uint32_t capacity) {

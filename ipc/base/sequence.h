@@ -18,7 +18,7 @@
 #define KVD_SYNC_CHANGES 1024u  /* changes in one reply */
 
 enum kvd_change_kind {
-        KVD_CHANGE_REMAP = 1, /* MemShare: use ref instead, with its keys rotated by delta */
+        KVD_CHANGE_REMAP = 1, /* use ref instead, with its keys rotated by delta */
         /* the block leaves; flags tell whether there is an exact copy, a sketch, or nothing */
         KVD_CHANGE_LEAVE = 2,
         /* ref has the entry's contents again, approximately with KVD_ENTRY_APPROX, else exactly */

@@ -44,6 +44,13 @@ int kvd_setting_by_name(const char *name) {
         return -1;
 }
 
+bool kvd_setting_is_fixed(enum kvd_setting which) {
+        return false
+#define KVD_FIXED(method, name, member) || which == KVD_##method##_##name
+#include "ipc/base/methods.def"
+                ;
+}
+
 bool kvd_settings_read_summaries(const shm_u64 *settings) {
         return false
 #define KVD_METHOD(method, reads) || (reads && kvd_setting_on(settings, KVD_##method##_on))

@@ -34,7 +34,7 @@ struct kvd_setting_info {
 /* NULL after the last one. */
 const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which);
 
-/* name: "memshare" or "memshare.on", "memshare.tau_step", ... Returns -1 if none. */
+/* name: METHOD or METHOD.on, METHOD.NAME. Returns -1 if none. */
 int kvd_setting_by_name(const char *name);
 
 /* Parses a value as users write it. 0, or -EINVAL. */
@@ -50,6 +50,8 @@ static inline double kvd_setting_get(const shm_u64 *settings, enum kvd_setting w
         memcpy(&value, &bits, sizeof value);
         return value;
 }
+
+bool kvd_setting_is_fixed(enum kvd_setting which);
 
 /* Is a method on that reads summaries? */
 bool kvd_settings_read_summaries(const shm_u64 *settings);

@@ -4,8 +4,7 @@
 
 /*
  * Summaries of blocks, made by the worker when a block is sealed and kept when it leaves the pool:
- * the block's labels (HShare), the sum of its normalised keys (KeyDiff), and the norms of its
- * planes (MemShare). One memfd per space, written by the worker only, mapped read-only by clients.
+ * the block's labels, the sum of its normalised keys, and the norms of its planes. One memfd per space, written by the worker only, mapped read-only by clients.
  * The row of a resident block is its id, that of an exact copy kvd_copy_row of its place.
  *
  *      +---------------------+ 0

@@ -173,7 +173,7 @@ static void adopt_settings(struct space *space, const struct before *b) {
 
                 value = kvd_setting_get(b->header.settings, which);
                 kvd_setting_format(which, value, text, sizeof text);
-                if (which != KVD_hshare_channels && kvd_setting_parse(which, text, &value) == 0)
+                if (!kvd_setting_is_fixed(which) && kvd_setting_parse(which, text, &value) == 0)
                         kvd_setting_put(space->ix->settings, which, value);
         }
         hooks_setting_changed(space);

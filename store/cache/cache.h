@@ -96,7 +96,7 @@ struct block {
         /* jobs in flight, offers and fetches that need it: it is not evicted meanwhile */
         uint32_t holds;
         uint16_t pinned_by; /* seat that had it pinned when it was last found pinned */
-        uint16_t score;     /* KeyDiff's, 1 to 65535; 0 if not known */
+        uint16_t score;     /* of JOB_SCORE, 1 to 65535; 0 if not known */
         uint8_t state;      /* enum kvd_state: the daemon's own copy */
         bool indexed : 1;   /* in the block table */
         bool marked : 1;    /* seal.c: named by the current request */
@@ -327,9 +327,9 @@ struct space_parts {
         struct tiers *tiers;
         struct semaphores *semaphores; /* NULL in host memory */
         struct summaries *summaries;
-        struct profile *profile; /* BiCache's samples; NULL until there are any */
+        struct profile *profile; /* samples; NULL until there are any */
         struct chain_scores *chain_scores;
-        struct memshare *memshare;
+        struct calibration *calibration;
         struct sketches *sketches;
         struct file_space *file;
         struct remote_space *remote;

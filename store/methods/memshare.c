@@ -69,7 +69,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         if (!step.n_entries)
                 return 0;
         look_again(q);
-        step.number = ++memshare_of(a->space)->n_steps;
+        step.number = ++calibration_of(a->space)->n_steps;
         step.wanted = true;
         q->steps[q->n_steps++] = step;
         calibrate_look(a->space);

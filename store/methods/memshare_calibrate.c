@@ -34,9 +34,11 @@ static void tell(struct space *space) {
 }
 
 float memshare_tau(const struct space *space) {
-        bool measured = memshare_of(space)->tau > 0 && setting(space, KVD_memshare_calibrate) > 0;
+        bool measured = calibration_of(space)->tau > 0 &&
+                        setting(space, KVD_memshare_calibrate) > 0;
 
-        return measured ? memshare_of(space)->tau : (float)setting(space, KVD_memshare_tau_block);
+        return measured ? calibration_of(space)->tau :
+                          (float)setting(space, KVD_memshare_tau_block);
 }
 
 /* The relative metric means the same for all models, so that one number suits all. */
@@ -49,22 +51,23 @@ float memshare_tau_same(const struct space *space) {
 void calibrate_look(struct space *space) {
         tell(space);
         if (setting(space, KVD_memshare_calibrate) > 0 &&
-            memshare_of(space)->n_steps >= 2 * memshare_of(space)->calibrated)
-                job_ask(&memshare_of(space)->calibrate);
+            calibration_of(space)->n_steps >= 2 * calibration_of(space)->calibrated)
+                job_ask(&calibration_of(space)->calibrate);
 }
 
 static void forget(struct space *space) {
-        memshare_of(space)->tau = 0;
-        memshare_of(space)->calibrated = 0;
+        calibration_of(space)->tau = 0;
+        calibration_of(space)->calibrated = 0;
         tell(space);
 }
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
 static uint32_t draw(struct space *space, uint32_t n) {
-        memshare_of(space)->random = memshare_of(space)->random * UINT64_C(6364136223846793005) +
-                                     UINT64_C(1442695040888963407);
-        return (uint32_t)((memshare_of(space)->random >> 32) * n >> 32);
+        calibration_of(space)->random = calibration_of(space)->random *
+                                                UINT64_C(6364136223846793005) +
+                                        UINT64_C(1442695040888963407);
+        return (uint32_t)((calibration_of(space)->random >> 32) * n >> 32);
 }
 
 static bool is_measured(const struct sequence *q, const struct entry *e) {
@@ -158,10 +161,10 @@ static void settle_calibrate(struct job *job, enum job_end end, const void *resu
         if (found < PAIRS_LEAST)
                 return;
         qsort(distances, found, sizeof *distances, by_size);
-        memshare_of(space)->tau =
+        calibration_of(space)->tau =
                 distances[MIN((uint32_t)(setting(space, KVD_memshare_calibrate) * found),
                               found - 1)];
-        memshare_of(space)->calibrated = MAX(memshare_of(space)->n_steps, 1);
+        calibration_of(space)->calibrated = MAX(calibration_of(space)->n_steps, 1);
         space_count(space, KVD_SPACE_CALIBRATED, found);
         tell(space);
 }
@@ -173,7 +176,7 @@ static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE,
                                               .settle = settle_calibrate};
 
 static int begin(struct space *space) {
-        struct memshare *m = space->parts.memshare = sys->calloc(1, sizeof *m);
+        struct calibration *m = space->parts.calibration = sys->calloc(1, sizeof *m);
 
         if (!m)
                 return -ENOMEM;
@@ -182,11 +185,11 @@ static int begin(struct space *space) {
 }
 
 static void leave(struct space *space) {
-        job_withdraw(&memshare_of(space)->calibrate);
+        job_withdraw(&calibration_of(space)->calibrate);
 }
 
 static void end(struct space *space) {
-        free(memshare_of(space));
+        free(calibration_of(space));
 }
 
 const struct hooks memshare_calibrate_hooks = {.space_begins = begin,

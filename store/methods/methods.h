@@ -17,8 +17,8 @@ static inline bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space_index(space)->settings, which);
 }
 
-/* MemShare's state of a space. */
-struct memshare {
+/* MemShare's state of a space: the threshold, as measured. */
+struct calibration {
         struct ticket calibrate;
         float tau;           /* measured threshold; 0: not measured */
         uint64_t calibrated; /* n_steps when it was measured */
@@ -26,8 +26,8 @@ struct memshare {
         uint64_t random;     /* state of the random number generator */
 };
 
-static inline struct memshare *memshare_of(const struct space *space) {
-        return space->parts.memshare;
+static inline struct calibration *calibration_of(const struct space *space) {
+        return space->parts.calibration;
 }
 
 /* KVReviver's state of a space, without its sequences' sketches. */
@@ -83,9 +83,10 @@ float memshare_tau(const struct space *space);
 float memshare_tau_same(const struct space *space); /* for blocks of the same tokens; or 0 */
 void calibrate_look(struct space *space); /* call when a step has ended: measures if it is time */
 
-/* keydiff_priority.c */
+/* priority.c */
 #define PRIORITY_MOST UINT16_MAX               /* the daemon itself never removes the entry */
 void priority_rank(struct sequence *sequence); /* ranks the next piece of it: sequence->ranked */
+bool priority_lacks_scores(const struct sequence *sequence);
 
 /* relief.c */
 /*

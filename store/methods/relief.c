@@ -165,7 +165,6 @@ static int cool_some(struct sequence *q, uint64_t n, enum kvd_cool how) {
 }
 
 #define COOL_PIECE 256u /* entries of one call */
-#define UNSCORED 8u     /* one in UNSCORED entries may lack a score */
 
 /*
  * Positive: relief is under way; 0: the sequence has nothing to give; -EAGAIN: not all was tried.
@@ -181,7 +180,7 @@ static int relieve(struct sequence *q, uint64_t need) {
         }
         if (!how || !n)
                 return 0;
-        if (q->n_unscored > q->n_entries / UNSCORED && setting(q->space, KVD_pressure_keydiff) > 0)
+        if (priority_lacks_scores(q))
                 job_ask(&q->scoring);
         if (job_pending(&q->scoring) || job_pending(&q->comparing))
                 return 1; /* this is called again when these jobs have ended */

@@ -62,7 +62,7 @@ struct entry {
         /* its flags changed after it left, and the client was not told yet */
         bool untold;
         bool sent;         /* OFFERED: the offer was sent to the client */
-        uint16_t score;    /* KeyDiff's, 1 to 65535; 0 if not known */
+        uint16_t score;    /* of JOB_SCORE, 1 to 65535; 0 if not known */
         uint16_t priority; /* result of priority_rank */
         float value;       /* its intermediate sum */
 
@@ -73,7 +73,7 @@ struct entry {
         uint32_t next, prev; /* in one of the lists */
         /*
          * OFFERED: held block that the change brings, or 0. COMPACT_WANTED: room for the packed
-         * block, or 0 (keydiff_compact.c).
+         * block, or 0 (compact.c).
          */
         kvd_ref other;
 };
@@ -86,7 +86,7 @@ struct list { /* of entries */
         uint32_t first, last, n;
 };
 
-struct step { /* MemShare */
+struct step { /* of reasoning */
         uint32_t first_token, n_tokens;
         uint32_t first_entry, n_entries; /* entries wholly inside */
         uint64_t number;                 /* among the steps of the space */
@@ -127,7 +127,7 @@ struct sequence {
         struct list cool, revive, forget, compact; /* entries that wait for a worker */
         struct ticket cooling, reviving, forgetting, rebuilding, comparing, scoring, compacting;
         uint32_t keep;         /* compaction: tokens that each head keeps, over all its entries */
-        struct scores *scores; /* owned; the client's for it; NULL: KeyDiff's (keydiff_compact.c) */
+        struct scores *scores; /* owned; the client's for it; or NULL (compact.c) */
 
         struct sketch *sketches;     /* owned; newest first */
         struct sketch *sketch_found; /* result of the last search among these; or NULL */
@@ -142,7 +142,7 @@ struct sequence {
         bool passed;                 /* relief has had it compared again during this shortage */
         /* n_own at the last fruitless search of relief; 0 if not searched yet */
         uint32_t spent;
-        struct ranked { /* keydiff_priority.c: the range of entries that was ranked last */
+        struct ranked { /* priority.c: the range of entries that was ranked last */
                 uint32_t from, to;
                 uint32_t in_vain; /* entries ranked since one of them left */
         } ranked;
@@ -150,7 +150,7 @@ struct sequence {
         uint32_t n_summarised; /* consecutive entries without a missing row */
         uint32_t n_unscored;   /* entries added since the last scoring */
         uint32_t cursor;       /* closed: next entry to release */
-        struct critical *critical; /* owned; see hshare.c */
+        struct critical *critical; /* owned; its sharing configuration */
 };
 
 struct sequences {                              /* of a space */

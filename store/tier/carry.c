@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Carries blocks between a pool on a GPU and places in host memory, with the jobs that KVReviver
- * uses for exact copies. If a worker is lost, the next one repeats the job with the same places.
+ * Carries blocks between a pool on a GPU and places in host memory, with the jobs that make
+ * and read exact copies. If a worker is lost, the next one repeats the job with the same places.
  */
 
 #include "store/tier/carry.h"

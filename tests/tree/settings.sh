@@ -9,6 +9,7 @@ status=0
 for name in $(sed -n 's/^KVD_[A-Z]*(\([a-z]*\), \([a-z_]*\),.*/\1.\2/p' ipc/base/methods.def); do
         method=${name%.*} setting=${name#*.}
         [ "$setting" != profile ] || continue # read when its method's other settings are set
+        ! grep -qF "KVD_FIXED($method, $setting," ipc/base/methods.def || continue # only reported
         case $setting in
         on) words="\"$method\"" ;;
         *) words="\"$name\"" ;;

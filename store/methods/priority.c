@@ -97,6 +97,7 @@ static void protect(struct sequence *q, double weights) {
 }
 
 #define RANKED 4096u /* entries at once */
+#define UNSCORED 8u  /* one in UNSCORED entries may lack a score */
 
 /* Moves on to the next entries, and from the last ones to the first. */
 static void next_piece(struct sequence *q) {
@@ -133,6 +134,11 @@ void priority_rank(struct sequence *q) {
                                                 all);
         }
         protect(q, weights);
+}
+
+bool priority_lacks_scores(const struct sequence *q) {
+        return q->n_unscored > q->n_entries / UNSCORED &&
+               setting(q->space, KVD_pressure_keydiff) > 0;
 }
 
 /* ---- SCORE: KeyDiff's scores ----------------------------------------------------------------- */
@@ -276,9 +282,9 @@ static void end(struct sequence *q) {
         job_withdraw(&q->scoring);
 }
 
-const struct hooks keydiff_priority_hooks = {.space_begins = begin_space,
-                                             .space_leaves = leave_space,
-                                             .space_ends = end_space,
-                                             .idle = idle,
-                                             .sequence_begins = begin,
-                                             .sequence_ends = end};
+const struct hooks priority_hooks = {.space_begins = begin_space,
+                                     .space_leaves = leave_space,
+                                     .space_ends = end_space,
+                                     .idle = idle,
+                                     .sequence_begins = begin,
+                                     .sequence_ends = end};

@@ -402,8 +402,8 @@ static void end(struct sequence *q) {
         drop_scores(q);
 }
 
-const struct hooks keydiff_compact_hooks = {.sequence_begins = begin,
-                                            .sequence_pending = pending,
-                                            .sequence_ends = end,
-                                            .change = KVD_CHANGE_COMPACT,
-                                            .taken = taken};
+const struct hooks compact_hooks = {.sequence_begins = begin,
+                                    .sequence_pending = pending,
+                                    .sequence_ends = end,
+                                    .change = KVD_CHANGE_COMPACT,
+                                    .taken = taken};
