@@ -78,7 +78,7 @@ enum kvd_policy { KVD_LRU = 1, KVD_FIFO = 2, KVD_PRIORITY = 3 };
  * A block holds block_tokens token slots of (layers / layer_groups) consecutive layers. For each
  * layer in order it contains the K plane, then the V plane, each of kv_heads * block_tokens *
  * head_dim elements in the given order (HND: [head][token][dim], NHD: [token][head][dim]). The
- * optional state plane of block_tokens * state_width elements (BiCache's boundary hidden state)
+ * optional state plane of block_tokens * state_width elements (a hidden state)
  * follows the last layer.
  *
  * Alternatively, blocks are opaque: block_bytes bytes in a format of the engine, which layout

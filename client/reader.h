@@ -15,7 +15,7 @@
 
 #include "client/kvd_attend.h"
 
-enum { READER_CALIBRATION = 32 }; /* last queries of a prompt that configure HShare */
+enum { READER_CALIBRATION = 32 }; /* last queries of a prompt that choose who shares with whom */
 
 /* Whether queries look at what they need; if not, the parts need not be called. */
 bool reader_looks(const kvd_reader *);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Shared memory of the methods, and their requests to the daemon. Settings, HShare's labels and
+ * Shared memory of the methods, and their requests to the daemon. Settings, labels of tokens and
  * BiCache's table are read where the daemon writes them. Only a change, a sample, a configuration
  * or the mapping of labels needs a request.
  */

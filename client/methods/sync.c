@@ -350,7 +350,7 @@ static void take_packed(const void *reply, void *to) {
         *(uint32_t *)to = ((const struct kvd_msg_compact_reply *)reply)->entries;
 }
 
-/* Zero blocks would mean KeyDiff's scores in the message. */
+/* Zero blocks would mean in the message that no scores are given. */
 static int check_scores(const struct kvd_sequence *s, const struct kvd_scores *scores,
                         uint32_t most) {
         if (scores->n_blocks == 0)
