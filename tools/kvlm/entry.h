@@ -3,7 +3,7 @@
 #define KVLM_ENTRY_H
 
 /*
- * BiCache's prefix entry: keys, values and hidden states of a prefix that sees only itself, layer
+ * A prefix's entry: keys, values and hidden states of a prefix that sees only itself, layer
  * by layer. In the pool, each layer is a layer group; its chain is found as a whole or not at all,
  * and is used in place. On a miss, one client takes a lease and computes; the others wait for it.
  * Without a daemon, without room, or if the daemon does not answer, the entry is in private memory,

@@ -3,7 +3,7 @@
 #define KVLM_PROFILE_H
 
 /*
- * The profile that BiCache's table is made from: per layer, how similar the keys and values of a
+ * The profile that the table of depths is made from: per layer, how similar the keys and values of a
  * prefix are when it is computed alone and when it is part of the whole request at the first
  * denoising step. Nothing is generated.
  */

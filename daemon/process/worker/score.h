@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_PROCESS_WORKER_SCORE_H
 #define KVD_DAEMON_PROCESS_WORKER_SCORE_H
 
-/* KeyDiff: anchors, which SCORE and COMPACT share, and scoring on a GPU (score_device.c). */
+/* KeyDiff's anchors, which SCORE and COMPACT share. */
 
 #include "daemon/process/worker/task.h"
 #include "kernels/cuda/keydiff.h"
@@ -28,8 +28,5 @@ int anchor_find(struct device_anchor *a, struct task *task);
 void anchor_lay_out(struct device_anchor *a, cu_address *next);
 /* Computes the anchor. 0; -EIO: driver error; other negative errno: the GPU cannot do it. */
 int anchor_make(struct device_anchor *a, struct gpu *gpu);
-
-/* SCORE on the GPU. -ENOSYS: the GPU cannot do it, and nothing was done. */
-int score_on_device(struct task *task);
 
 #endif
