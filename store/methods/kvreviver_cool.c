@@ -21,6 +21,35 @@ static void room_again(struct sequence *q) {
                 job_ask(&q->reviving);
 }
 
+/* ---- what the settings allow ----------------------------------------------------------------- */
+
+uint64_t cool_recent_from(const struct sequence *q) {
+        double recent = setting(q->space, KVD_kvreviver_recent) *
+                        setting(q->space, KVD_kvreviver_budget) * q->n_tokens;
+
+        return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
+}
+
+enum kvd_cool cool_means(struct space *space) {
+        bool vague = setting(space, KVD_kvreviver_vague) > 0;
+
+        if (!is_on(space, KVD_kvreviver_on))
+                return 0;
+        if (is_on(space, KVD_kvreviver_spill) && copies_have_room(space))
+                return KVD_COOL_SPILL;
+        if (vague && !is_on(space, KVD_kvreviver_spill))
+                return KVD_COOL_VAGUE;
+        return is_on(space, KVD_kvreviver_drop) ? vague ? KVD_COOL_VAGUE : KVD_COOL_DROP : 0;
+}
+
+uint64_t cool_most(const struct sequence *q) {
+        double parts = setting(q->space, KVD_kvreviver_recent) +
+                       setting(q->space, KVD_kvreviver_candidate);
+        double budget = setting(q->space, KVD_kvreviver_budget) * MIN(parts, 1) * q->n_entries;
+
+        return q->n_own > budget + q->n_leaving ? (uint64_t)(q->n_own - budget - q->n_leaving) : 0;
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {

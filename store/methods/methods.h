@@ -62,6 +62,11 @@ void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void entry_forget_sketch(struct sequence *sequence, uint32_t at);
 
 /* kvreviver_cool.c */
+enum kvd_cool cool_means(struct space *space); /* how blocks may leave; 0: they may not */
+/* blocks that the sequence may lose: the recent and candidate parts of its budget stay */
+uint64_t cool_most(const struct sequence *sequence);
+/* tokens from here on are recent: the daemon itself never removes them */
+uint64_t cool_recent_from(const struct sequence *sequence);
 struct cool_room {        /* of one request; zeros at first */
         uint64_t missing; /* bytes for a copy or sketch that there was no memory for */
         uint64_t sketch;  /* looked: bytes of the sketch that is to be made; 0: none */

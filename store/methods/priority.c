@@ -73,18 +73,10 @@ static uint32_t counts_to_ranks(uint32_t *counts) {
         return 2 * below;
 }
 
-/* Tokens from here on are recent: the daemon itself never removes them. */
-static uint64_t recent_from(const struct sequence *q) {
-        double recent = setting(q->space, KVD_kvreviver_recent) *
-                        setting(q->space, KVD_kvreviver_budget) * q->n_tokens;
-
-        return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
-}
-
 /* Only these settings protect entries: with the paper's profile there may be none. */
 static void protect(struct sequence *q, double weights) {
         double sink_blocks = setting(q->space, KVD_keydiff_sink_blocks);
-        uint64_t recent = recent_from(q);
+        uint64_t recent = cool_recent_from(q);
 
         for (uint32_t i = q->ranked.from; i < q->ranked.to; i++) {
                 struct entry *e = &q->entries[i];

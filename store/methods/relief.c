@@ -62,21 +62,6 @@ static uint64_t blocks_needed(struct space *space) {
         return want > sequences_of(space)->n_leaving ? want - sequences_of(space)->n_leaving : 0;
 }
 
-/* ---- how blocks leave ------------------------------------------------------------------------ */
-
-/* Returns how blocks may leave; 0: they may not. */
-static enum kvd_cool means(struct space *space) {
-        bool vague = setting(space, KVD_kvreviver_vague) > 0;
-
-        if (!is_on(space, KVD_kvreviver_on))
-                return 0;
-        if (is_on(space, KVD_kvreviver_spill) && copies_have_room(space))
-                return KVD_COOL_SPILL;
-        if (vague && !is_on(space, KVD_kvreviver_spill))
-                return KVD_COOL_VAGUE;
-        return is_on(space, KVD_kvreviver_drop) ? vague ? KVD_COOL_VAGUE : KVD_COOL_DROP : 0;
-}
-
 /* ---- which blocks leave ---------------------------------------------------------------------- */
 
 /*
@@ -93,17 +78,6 @@ static struct sequence *largest(const struct space *space) {
                         best = q;
         }
         return best;
-}
-
-/*
- * Counts the blocks that the sequence may lose: the recent and candidate parts of its budget stay.
- */
-static uint64_t above_budget(const struct sequence *q) {
-        double parts = setting(q->space, KVD_kvreviver_recent) +
-                       setting(q->space, KVD_kvreviver_candidate);
-        double budget = setting(q->space, KVD_kvreviver_budget) * MIN(parts, 1) * q->n_entries;
-
-        return q->n_own > budget + q->n_leaving ? (uint64_t)(q->n_own - budget - q->n_leaving) : 0;
 }
 
 static bool may_leave(const struct sequence *q, const struct entry *e) {
@@ -170,8 +144,8 @@ static int cool_some(struct sequence *q, uint64_t n, enum kvd_cool how) {
  * Positive: relief is under way; 0: the sequence has nothing to give; -EAGAIN: not all was tried.
  */
 static int relieve(struct sequence *q, uint64_t need) {
-        enum kvd_cool how = means(q->space);
-        uint64_t n = MIN(MIN(need, above_budget(q)), COOL_PIECE);
+        enum kvd_cool how = cool_means(q->space);
+        uint64_t n = MIN(MIN(need, cool_most(q)), COOL_PIECE);
 
         if (!q->passed && is_on(q->space, KVD_memshare_on)) {
                 q->passed = true;
@@ -188,7 +162,7 @@ static int relieve(struct sequence *q, uint64_t need) {
 }
 
 int relief_swap(struct sequence *q, uint32_t n) {
-        enum kvd_cool how = means(q->space);
+        enum kvd_cool how = cool_means(q->space);
 
         return how ? cool_some(q, n, how) : 0;
 }
