@@ -164,7 +164,7 @@ def named(root):
     table = root / METHODS
     methods = re.findall(r"^KVD_METHOD\((\w+),", table.read_text(), re.M) if table.exists() else []
     texts = [path.read_bytes().lower() for folder in PRODUCT for path in (root / folder).rglob("*")
-             if path.is_file() and path.suffix not in (".pyc", ".so")]
+             if path.is_file() and path.suffix not in (".pyc", ".so") and "/." not in f"/{path.relative_to(root)}"]
     return {method: sum(method.encode() in text for text in texts) for method in methods}
 
 

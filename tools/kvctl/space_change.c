@@ -228,8 +228,8 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         }
         if (of_a_method) {
                 answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
-                answer_say(answer, "transformers in place follows all but BiCache, and the other "
-                                   "engines do not.");
+                answer_say(answer, "of the engines, transformers in place does, and vLLM on CPUs if "
+                                   "asked to: kvd-methods(7).");
         }
         return r;
 }
