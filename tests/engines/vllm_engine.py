@@ -212,20 +212,24 @@ class Child:
         return vars(ledger.numbers) | {"used": ledger.used, "ours": len(ledger.ours), "free": len(ledger.free),
                                        "chains": len(ledger.chains), "state": ledger.state}
 
-    def fail(self, calls: int) -> bool:
-        """Has the attention of a request that follows methods fail once, after so many calls."""
+    def fail(self, calls: int, gone: bool) -> bool:
+        """Has a request's reader fail once, after so many calls of attention, as if blocks were gone or not."""
         from kvd import NoData
-        from kvd.engines._vllm_rows import Row
-        after, left = Row.after, [calls]
+        from kvd.engines import _vllm_rows as rows
+        after, missing, left = rows.Row.after, rows.missing, [calls]
+
+        def once(sequence):
+            rows.missing = missing
+            return [0] if gone else []
 
         def failing(row):
             left[0] -= 1
-            if left[0] == 0:
-                Row.after = after
-                raise NoData(0, "as a test wants it")
-            return after(row)
+            if left[0] > 0 or not row.reader:
+                return after(row)
+            rows.Row.after, rows.missing = after, once
+            raise NoData(0, "as a test wants it")
 
-        Row.after = failing
+        rows.Row.after = failing
         return True
 
     def watch(self) -> bool:

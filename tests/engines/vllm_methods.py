@@ -4,11 +4,14 @@ HShare against vLLM alone."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,6 +20,8 @@ import kvd
 from common import MODEL, ROOT, Instance, daemon, document
 from kvd.engines import _reduction
 from kvd.engines._transformers_model import geometry_of
+from kvd.engines._vllm_methods import Methods
+from kvd.engines._vllm_rows import Rows
 from kvd.engines.transformers import KvdCache
 from vllm_engine import Engine
 from vllm_server import installed
@@ -219,6 +224,42 @@ def test_a_worker_in_another_process(it: Instance, alone: Engine, one: Engine) -
         it.check()
 
 
+def test_a_worker_does_not_meet_the_next_daemon_first(it: Instance, alone: Engine, one: Engine) -> None:
+    """The pool that its scheduler uses would be mapped away under running requests."""
+    geometry = kvd.Geometry(2, 2, 32, 768, block_tokens=16)
+    with daemon("--pool", "64M", "--set", "daemon.segment=4M") as small:
+        scheduler, worker = (kvd.connect(small.socket).space("s", geometry, fixed=True) for _ in range(2))
+        rows = Rows(worker)
+        rows.hold()
+        (block,) = scheduler.alloc(1)
+        block.memoryview()[:4] = b"kept"
+        at = worker.memory().base + block.id * worker.block_bytes
+        small.kill()
+        small.start()
+        for _ in range(3):
+            with suppress(kvd.Error):
+                worker.sequence(8)
+            try:
+                worker.alloc(1)
+                raise AssertionError("the next daemon's pool is mapped")
+            except kvd.Error:
+                assert ctypes.string_at(at, 4) == b"kept"
+        rows.let_go()
+        assert worker.catch_up() and worker.alloc(1)
+
+
+def test_what_is_not_shared_borrows_nothing(it: Instance, alone: Engine, one: Engine) -> None:
+    """HShare would look its words up, which are another request's: those of prompt embeddings are zeros."""
+    with kvd.connect(it.socket).space("unshared", geometry_of(model(), BLOCK)) as space:
+        methods = Methods(SimpleNamespace(space=space, size=BLOCK), None, 100, 100)
+        request = SimpleNamespace(num_prompt_tokens=50, max_tokens=50, num_tokens=50)
+        assert methods.follow(request, True) is None
+        space.set("hshare", 1)
+        assert methods.follow(request, True) is not None and methods.follow(request, False) is None
+        space.set("kvreviver", 1)
+        assert methods.follow(request, False).own
+
+
 # ---- deaths ----------------------------------------------------------------------------------------------------------
 
 
@@ -254,15 +295,19 @@ def test_an_engine_or_the_daemon_is_killed(it: Instance, alone: Engine, one: Eng
 
 
 def test_what_cannot_be_attended_to_is_computed_again(it: Instance, alone: Engine, one: Engine) -> None:
-    """In the middle of a step, of which no token is used: in a prompt, and in an answer, beside a request that goes on."""
+    """In the middle of a step, of which no token is used; beside requests that go on. If nothing is missing, it goes on, too,
+    and reads all its tokens, as does one of several that share their first blocks."""
     prompts = [document(103, 700), document(104, 640)]
     expected = alone.ask(prompts, max_tokens=60)
-    switch(it, kvreviver="on", kvreviver_budget=1)
-    for calls in (30, 400):
-        before = one.tail(1 << 20).count("is recomputed")
-        one.do(op="fail", calls=calls)
-        close(one.ask(prompts, max_tokens=60), expected, 1e-3)
-        assert one.tail(1 << 20).count("is recomputed") == before + 1, calls
+    for settings in ({"kvreviver": "on", "kvreviver_budget": 1}, {"hshare": "on", "hshare_top": 65536}):
+        switch(it, **settings)
+        for calls, gone in ((1, False), (30, False), (400, False), (400, True)):
+            before = [one.tail(1 << 20).count(it) for it in ("is recomputed", "reads all its tokens")]
+            recomputed = gone and "kvreviver" in settings
+            one.do(op="fail", calls=calls, gone=recomputed)
+            close(one.ask(prompts + prompts[:1], max_tokens=60), expected + expected[:1], 1e-3)
+            after = [one.tail(1 << 20).count(it) for it in ("is recomputed", "reads all its tokens")]
+            assert after == [before[0] + recomputed, before[1] + (not recomputed)], (settings, calls, gone)
     switch(it, kvreviver_budget=0.25)
     nothing_is_held(it)
     it.check()

@@ -103,16 +103,18 @@ class Step:
     def _attend(self, layer: int, part: Part, q: int, out: int, width: int, **form: Any) -> None:
         """A request that cannot go on gets zeros, and is recomputed."""
         row = part.row
-        try:
-            if not row or not row.broken:
+        for _ in range(2):
+            if row and row.broken:
+                ctypes.memset(out, 0, part.n * width * 4)
+                return
+            try:
                 part.table.attend(layer, part.first, part.n, self.heads, self.scale, q, width, out, width,
                                   after=row.after() if row else None, **form)
                 return
-        except kvd.Error as error:
-            if not row:
-                raise
-            row.breaks(error)
-        ctypes.memset(out, 0, part.n * width * 4)
+            except kvd.Error as error:
+                if not row or not row.reader:
+                    raise
+                row.fail(error)         # once more, without the reader
 
 
 class Attention(CPUAttentionBackendImpl):

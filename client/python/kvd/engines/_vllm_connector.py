@@ -20,7 +20,7 @@ import kvd
 
 from . import _vllm_events as events
 from ._vllm_groups import Groups
-from ._vllm_layout import register
+from ._vllm_layout import asks_for_methods, register
 from ._vllm_ledger import Ledger, Numbers
 from ._vllm_methods import Methods
 from ._vllm_pool import Manager
@@ -96,9 +96,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         engine, shares = vllm_config.kv_transfer_config.engine_id, vllm_config.parallel_config.tensor_parallel_size
         is_worker = role == KVConnectorRole.WORKER
         space, self.rows = (None, None) if is_worker else _spaces.pop(engine, (None, None))
+        if self.rows:
+            self.rows.let_go()      # the scheduler's own blocks hold the pool
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares)
         if is_worker:
             self.rows = Rows(self.space)
+            if asks_for_methods(vllm_config):
+                self.rows.hold()
             _spaces[engine] = self.space, self.rows
             guard()
             self._map_null_block()
@@ -113,7 +117,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
         self.step: object = None    # of _vllm_attention.py
         self.ledger: Ledger | None = None
-        if self.extra("methods", False):
+        if asks_for_methods(vllm_config):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"     # what a worker cannot attend to
         self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)
@@ -121,7 +125,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _make_room(self, config: VllmConfig, caches: KVCacheConfig) -> None:
         """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM."""
-        needed = blocks_needed(config, caches)
+        needed = blocks_needed(config, caches) + asks_for_methods(config)       # the first block is held twice
         if self.blocks < needed:
             raise ValueError(f"kvd's pool has room for {self.blocks} blocks of {self.space.geometry.block_bytes} bytes;"
                              f" a sequence of max_model_len needs {needed}. Give it a larger pool, or vLLM a smaller"
@@ -143,7 +147,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _longest(self, config: VllmConfig, caches: KVCacheConfig) -> int:
         """Return the longest sequence, in whole blocks, for which the pool has room."""
         model = config.model_config
-        while model.max_model_len > 0 and blocks_needed(config, caches) > self.blocks:
+        while model.max_model_len > 0 and blocks_needed(config, caches) + asks_for_methods(config) > self.blocks:
             model.max_model_len = (model.max_model_len - 1) // self.size * self.size
         return model.max_model_len
 
@@ -193,8 +197,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
-        if step.era != self.era and not self.space.catch_up():      # a worker in another process attaches for itself
-            raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
+        if step.era != self.era:        # a worker in another process attaches for itself
+            self._meet()
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
             if step.era != self.era:
@@ -202,6 +206,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
+
+    def _meet(self) -> None:
+        """Meet the next daemon, which the scheduler has met."""
+        held = self.rows.anchor is not None
+        self.rows.let_go()
+        if not self.space.catch_up():
+            raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
+        if held:
+            self.rows.hold()
 
     def start_load_kv(self, forward_context, **kwargs) -> None:
         pass
@@ -278,7 +291,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self.rows:
-            self.rows.keep(())
+            self.rows.let_go()
         if self.ledger:
             logger.info("kvd: %s", self.ledger.numbers)
             self.ledger.shut()

@@ -58,15 +58,15 @@ class Methods:
         """Return the number of tokens that a request may keep; 0: all."""
         return int(self.space.setting("keydiff.budget")) if self.space.setting("keydiff") else 0
 
-    def follow(self, request: Request) -> Kept | None:
-        """Return what a request that is looked up follows; None: no method."""
+    def follow(self, request: Request, shared: bool) -> Kept | None:
+        """Return what a request that is looked up follows; None: no method. shared: it may share blocks."""
         on = methods_of(self.space)
         if "memshare" in on and not self.told:
             self.told = True
             logger.warning("kvd: memshare is on for space %s, and has no effect on vLLM", self.space.name)
         reduced = 0 < self.budget() < request.num_prompt_tokens + request.max_tokens
         own = reduced or "kvreviver" in on
-        return Kept(own, request.num_tokens) if own or "hshare" in on else None
+        return Kept(own, request.num_tokens) if own or "hshare" in on and shared else None
 
     def most_blocks(self, chain: Chain | None) -> int | None:
         """Return the largest number of blocks that a request has between steps; None: as many as it has tokens for."""

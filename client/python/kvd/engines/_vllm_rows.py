@@ -25,7 +25,7 @@ from ._reduction import NOTED, bring_back, budget_of, fetch_all, methods_of, mis
 
 logger = init_logger("vllm." + __name__)
 
-AHEAD = 8           # blocks of an answer that are borrowed at a time
+AHEAD = 8           # blocks of an answer that are borrowed at a time, or steps until it is tried again
 
 
 @dataclass
@@ -80,20 +80,21 @@ class Row:
         self.ids += told.ids
         self.words += told.words
         try:
-            self.sequence = self.sequence or self.space.sequence(told.blocks)
+            if self.sequence is None:
+                self.sequence = self.space.sequence(told.blocks)
             self._grow(self.sequence)
             self._reduce(self.sequence)
             self._decode()
         except kvd.Error as error:
             logger.info("kvd: request %s follows the methods later: %s", told.name, error)
             self.later = told.tokens + self.size
-        if self.sequence:
+        if self.sequence is not None:
             self._complete(self.sequence)
 
     def _grow(self, sequence: kvd.Sequence) -> None:
         if self.own:
             self._move(sequence)
-        elif self.told.tokens >= self.told.target and (len(self.ids) >= self.moved + AHEAD or not self.moved):
+        elif self.told.tokens >= max(self.told.target, self.later) and len(self.ids) > self.moved:
             self._borrow(sequence)
 
     def _move(self, sequence: kvd.Sequence) -> None:
@@ -113,8 +114,10 @@ class Row:
             self.moved += done
 
     def _borrow(self, sequence: kvd.Sequence) -> None:
-        pin = self.space.lookup(self.words, salt=self.told.salt)
+        """Borrow what is published. What was written last will be in a moment."""
+        pin = self.space.lookup(self.words, salt=self.told.salt or 0)
         n = pin.tokens // self.size
+        self.later = self.told.tokens + (AHEAD * self.size if n == len(self.ids) else AHEAD)
         if n <= self.moved:
             pin.release()
             return
@@ -150,68 +153,84 @@ class Row:
             bring_back(sequence)
         except (kvd.Error, RuntimeError) as error:
             if missing(sequence):
-                self.breaks(error)
+                self.fail(error)
 
     # ---- in a step
 
     def open(self, n: int, heads: int, scale: float) -> None:
         """Begin a step of n tokens."""
-        if not self.looks or not self.sequence or self.broken:
+        if not self.looks or self.sequence is None or self.broken:
             return
         try:
             if self.reader is None:
                 self.reader = kvd.Reader(self.sequence, heads, scale, timeout_s=_reduction.PATIENCE_S)
             self.reader.begin(self.behind() + n, n if self.decodes else min(n, NOTED))
         except kvd.Error as error:
-            self.breaks(error)
+            self.fail(error)
 
     def look(self, layer: int, n: int, q: int, ldq: int) -> None:
         """Note the last queries of n tokens of a prompt, at address q."""
-        if self.reader and not self.decodes and not self.broken:
+        if self.reader and not self.decodes:
             try:
                 self.reader.look(layer, q + (n - min(n, NOTED)) * ldq * 4, ldq)
             except kvd.Error as error:
-                self.breaks(error)
+                self.fail(error)
 
     def after(self) -> kvd.Reader | kvd.Sequence | None:
         """Return what is seen before vLLM's own table."""
         return self.reader if self.decodes else self.sequence if self.moved else None
 
-    def breaks(self, error: Exception) -> None:
-        if not self.broken:
-            logger.warning("kvd: request %s is recomputed: %s", self.told.name, error)
-        self.broken = str(error)
+    def fail(self, error: Exception) -> None:
+        """The reader failed. If all blocks are there, they are read without it; otherwise the request cannot go on."""
+        if self.reader:
+            self.reader.close()
+        self.reader, self.looks, self.decodes = None, False, False
+        if self.sequence is not None and missing(self.sequence):
+            self.broken = str(error)
+        logger.warning("kvd: request %s %s: %s", self.told.name, "is recomputed" if self.broken else "reads all its tokens", error)
 
     # ---- after a step
 
     def end(self) -> None:
-        if self.reader and not self.broken:
+        if self.reader:
             try:
                 self.reader.end()
             except kvd.Error as error:
-                if not (self.moves and self.decodes):
-                    return
-                self.breaks(error)
+                self.fail(error)
 
     def done(self) -> tuple[int, int]:
         """Return what Done.rows has of it."""
-        entries = self.sequence.entries() if self.own and self.sequence else []
+        entries = self.sequence.entries() if self.own and self.sequence is not None else []
         return self.moved if self.own else 0, sum(bool(it.data) for it in entries)
 
     def close(self) -> None:
         if self.reader:
             self.reader.close()
-        if self.sequence:
+        if self.sequence is not None:
             self.sequence.close()
 
 
 class Rows:
-    """The requests of a worker, by number; `now`: those of the step in progress, by the block that each writes next."""
+    """The requests of a worker, by number; `now`: those of the step in progress, by the block that each writes next. anchor:
+    keeps the pool mapped that the scheduler uses. Without it, a call here could meet the next daemon first, and map its pool
+    over the keys of running requests."""
 
     def __init__(self, space: kvd.Space):
         self.space = space
         self.all: dict[int, Row] = {}
         self.now: dict[int, Row] = {}
+        self.anchor: kvd.Sequence | None = None
+
+    def hold(self) -> None:
+        """Hold the pool that is mapped now."""
+        self.anchor = self.space.sequence(1)
+
+    def let_go(self) -> None:
+        """Let the next daemon's pool be mapped."""
+        self.keep(())
+        if self.anchor is not None:
+            self.anchor.close()
+        self.anchor = None
 
     def keep(self, numbers: Collection[int]) -> None:
         """Close all but these."""
