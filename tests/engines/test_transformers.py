@@ -1455,8 +1455,10 @@ def test_the_example_follows_kvctl(server, space):
 
 
 def main() -> int:
+    import transformers_diffusion
     import transformers_scorers
-    tests = [it for names in (globals(), vars(transformers_scorers)) for name, it in names.items() if name.startswith("test_")]
+    tests = [it for names in (globals(), vars(transformers_scorers), vars(transformers_diffusion))
+             for name, it in names.items() if name.startswith("test_")]
     with daemon("--pool", "64M") as server, kvd.connect(server.socket) as connection:
         with open_space(connection, ours) as space:
             failed = run(tests, server, space)

@@ -68,8 +68,8 @@ for name in module.__all__:
 def test_pydoc_where_the_engine_is_not_installed(space):
     """Users read about an engine before they install it."""
     for name, words in (("vllm", "--kv-transfer-config"), ("vllm_copy", "--kv-transfer-config"),
-                        ("transformers", 'attn_implementation="kvd"'), ("sglang", "sglang serve"),
-                        ("lmcache", "lmcache server"), ("llama_cpp", "llm.set_cache")):
+                        ("transformers", 'attn_implementation="kvd"'), ("diffusion", "kvd_bidirectional"),
+                        ("sglang", "sglang serve"), ("lmcache", "lmcache server"), ("llama_cpp", "llm.set_cache")):
         done = child(PYDOC, name)
         assert not done.returncode and words in done.stdout, done
         assert "REFUSED" in done.stdout and "needs its engine, which cannot be imported: " in done.stdout, done

@@ -23,6 +23,7 @@ thread = threading.local()      # .ids: token ids embedded last in this thread; 
 _fingerprints: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
 _forms: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, _Form]] = weakref.WeakKeyDictionary()
 
+BIDIRECTIONAL = "kvd_bidirectional"     # the attn_implementation of kvd.engines.diffusion
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NO_NUMBERS = {"_name_or_path", "transformers_version", "use_cache", "return_dict", "output_hidden_states", "id2label",
                "label2id", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "architectures",
@@ -33,7 +34,7 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _state(model: PreTrainedModel) -> tuple[Any, ...]:
+def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
     """Return a value that changes when a weight is changed. Weights made in inference_mode do not show changes."""
     weights = _weights(model)
     if any(tensor.is_inference() for _, tensor in weights):
@@ -44,7 +45,7 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
 def fingerprint(model: PreTrainedModel) -> tuple[int, int]:
     """Return a fingerprint of the weights in memory and of everything else that affects keys and values. Recomputed if
     a weight was changed."""
-    weights, state = _weights(model), _state(model)
+    weights, state = _weights(model), state_of(model)
     known = _fingerprints.get(model)
     if known and known[0] == state:
         return known[1]
@@ -69,15 +70,16 @@ def refuse(what: str) -> NoReturn:
     raise ValueError(f"kvd's cache for transformers does not support {what}")
 
 
-def check_model(model: PreTrainedModel) -> Any:
-    """Return the model's text configuration, if its keys and values can be shared."""
+def check_model(model: PreTrainedModel, bidirectional: bool = False) -> Any:
+    """Return the model's text configuration, if its keys and values can be shared. bidirectional: as kvd.engines.diffusion
+    runs it."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         refuse("encoder-decoder models")
     kinds = {*(getattr(config, "layer_types", None) or ())}
     if not kinds <= {"full_attention", "sliding_attention"}:
         refuse(f"layers of the kinds {sorted(kinds)}, but only full_attention and sliding_attention")
-    if not getattr(config, "is_causal", True):
+    if not bidirectional and (not getattr(config, "is_causal", True) or config._attn_implementation == BIDIRECTIONAL):
         refuse("attention that is not causal")
     if _rope(config).get("rope_type", "default") in ("dynamic", "longrope"):
         refuse(f"{_rope(config)['rope_type']} RoPE, whose rotation of keys depends on the sequence's length")
@@ -86,12 +88,12 @@ def check_model(model: PreTrainedModel) -> Any:
     return config
 
 
-def refuse_windows(model: PreTrainedModel) -> None:
+def refuse_windows(model: PreTrainedModel, otherwise: str = ", except in a KvdCache without methods") -> None:
     config = model.config.get_text_config()
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        refuse("layers of the kind sliding_attention, except in a KvdCache without methods")
+        refuse(f"layers of the kind sliding_attention{otherwise}")
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        refuse("sliding windows, except in a KvdCache without methods")
+        refuse(f"sliding windows{otherwise}")
 
 
 class _Form(NamedTuple):
@@ -153,17 +155,17 @@ def _look(model: PreTrainedModel, layers: int) -> _Form:
     return _Form(layers, keys.shape[1], keys.shape[3], keys.dtype, thread.attended == layers)
 
 
-def form_of(model: PreTrainedModel) -> _Form:
-    config = check_model(model)
-    state = _state(model), config._attn_implementation
+def form_of(model: PreTrainedModel, bidirectional: bool = False) -> _Form:
+    config = check_model(model, bidirectional)
+    state = state_of(model), config._attn_implementation
     known = _forms.get(model)
     if known is None or known[0] != state:
         _forms[model] = known = state, _look(model, config.num_hidden_layers)
     return known[1]
 
 
-def geometry_of(model: PreTrainedModel, block_tokens: int = 16) -> kvd.Geometry:
-    form, config = form_of(model), model.config.get_text_config()
+def geometry_of(model: PreTrainedModel, block_tokens: int = 16, bidirectional: bool = False) -> kvd.Geometry:
+    form, config = form_of(model, bidirectional), model.config.get_text_config()
     return kvd.Geometry(layers=form.layers, kv_heads=form.heads, head_dim=form.dim, vocab=config.vocab_size,
                         dtype=form.dtype, block_tokens=block_tokens, fingerprint=fingerprint(model),
                         rope="post" if _rope(config) or getattr(config, "rotary_dim", None) else "none")
@@ -181,7 +183,7 @@ _turns: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, torch.Tensor | Non
 def frequencies_of(model: PreTrainedModel) -> torch.Tensor | None:
     """Return the radians per position [head_dim / 2] by which the model rotates elements i and i + head_dim / 2 of a key; None
     if it does anything else, in any layer or pair."""
-    state = _state(model)
+    state = state_of(model)
     known = _turns.get(model)
     if known is None or known[0] != state:
         _turns[model] = known = state, _turn(model)
@@ -235,9 +237,11 @@ _METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
 _told: set[tuple[str, str]] = set()     # space and method of warnings already given
 
 
-def check_space(space: kvd.Space, model: PreTrainedModel, follows: tuple[str, ...] = ()) -> None:
-    """Refuse a space of another model. Warns of methods that are on, and that the caller does not follow."""
-    if space.geometry != geometry_of(model, space.geometry.block_tokens):
+def check_space(space: kvd.Space, model: PreTrainedModel, follows: tuple[str, ...] = (),
+                geometry: kvd.Geometry | None = None) -> None:
+    """Refuse a space of another model. Warns of methods that are on, and that the caller does not follow. geometry: the
+    model's, if it is not geometry_of()."""
+    if space.geometry != (geometry or geometry_of(model, space.geometry.block_tokens)):
         raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
     if space.device != (1, 0):
         refuse("spaces on a GPU")
