@@ -186,6 +186,12 @@ def test_bidirectional_numbers_do_not_depend_on_where_they_are(server, space):
                 assert (got.found, got.made) == (found, made) and got.tokens == expected.tokens, got
                 assert all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, steps))
                 assert got.shared_bytes == 4 * -(-prefix // 16) * own.geometry.block_bytes
+            request = _diffusion.Request(it["prefix_ids"] + it["prompt_ids"], prefix, 8, MASK)
+            reads = _diffusion.Denoiser(_diffusion_model.Decoder(model), own, request, _diffusion._Choice("on", 4, 4), 0, 0)
+            pool = own.memory()
+            for layer in range(4):      # in place
+                assert all(0 <= at - pool.sealed < pool.mapped * pool.block_bytes for at in reads.place.layers[layer][0][0].at)
+            reads.close()
             deeper = ask(own, it, depth=6)
             assert (deeper.found, deeper.made) == (4, 2)
             assert deeper.tokens == heard(it, mode="on", depth=6, refresh=3)[0].tokens
@@ -389,6 +395,25 @@ def test_bidirectional_pool_is_full(server, space):
         small.free(held)
         answer = ask(small, it, depth=2, mode="on")
         assert not answer.refused and answer.shared_bytes == 2 * 25 * small.geometry.block_bytes, answer
+
+
+def test_bidirectional_prefix_comes_back_from_the_file(server, space):
+    """After an eviction of all, without a file and with one."""
+    it = noise(51, 100, 20, 4)
+    expected = ask(None, it, mode="on", depth=3).tokens
+    patient = lambda before: lambda self, tokens, group: before(self, tokens, group, wait=600)      # noqa: E731
+    with tempfile.TemporaryDirectory(prefix="kvd-test-", dir="/var/tmp") as folder, patched(kvd.Space, "find", patient):
+        file = ["--set", f"daemon.file={folder}/file", "--set", "daemon.file_size=16M", "--set", "daemon.file_depth=0"]
+        for options, found in (([], 0), (file, 3)):
+            with daemon("--pool", "16M", *options) as own, shared(own, "file") as kept:
+                while options and own.stat("tiers")["tiers"][0]["state"] != "on":
+                    time.sleep(0.02)
+                assert ask(kept, it, depth=3).made == 3
+                while options and own.stat("tiers")["tiers"][0]["written_bytes"] < 3 * 7 * kept.geometry.block_bytes:
+                    time.sleep(0.02)
+                own.kvctl("evict", kept.name, "--all")
+                answer = ask(kept, it, depth=3)
+                assert (answer.found, answer.made, answer.tokens) == (found, 3 - found, expected), answer
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

@@ -199,18 +199,15 @@ def generate(model: PreTrainedModel, space: kvd.Space | None, prefix_ids: Any, p
     refresh override the space's table and bicache.delta. shift: logits of a position are in the row before it (Dream).
     space: None shares nothing. Raises ValueError for a request or model that it does not take, and kvd.Mismatch and
     kvd.Closed."""
-    steps = gen_length if steps is None else steps
+    decoder = Decoder(model)
+    check(space, decoder)
+    request, steps = _request(decoder, prefix_ids, prompt_ids, gen_length, mask_token_id), gen_length if steps is None else steps
     if mode not in (None, *MODES):
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-    if gen_length < 1:
-        raise ValueError(f"gen_length must be 1 or more, not {gen_length}")
     if not 1 <= steps <= gen_length:
         raise ValueError(f"{steps} steps for {gen_length} tokens: there must be 1 or more, and not more than tokens")
     if depth < 0 or refresh < 0:
         raise ValueError("depth and refresh must be 0 or more")
-    decoder = Decoder(model)
-    check(space, decoder)
-    request = _request(decoder, prefix_ids, prompt_ids, gen_length, mask_token_id)
     choice = _choose(space, request, decoder.layers, mode, depth)
     if shift and choice.depth and request.prefix == len(request.tokens):
         raise ValueError("shift needs a token behind the prefix, because it reads the row before the first mask")
