@@ -172,6 +172,10 @@ def test_bidirectional_off_is_transformers_alone(server, space):
             assert answer.tokens == tokens[prefix + prompt:] and answer.mode == "off"
             assert answer.computed == answer.whole == LAYERS * len(tokens) * 6
         assert own.counters().blocks_allocated == 0
+    ids = torch.tensor([document(9, 20) + [0] * 5])
+    with torch.no_grad():       # without kvd: padding is not seen
+        padded, bare = model(ids, attention_mask=(ids != 0).long()).logits[0, :20], model(ids[:, :20]).logits[0]
+        assert (padded - bare).abs().max() < TOLERANCE < (model(ids).logits[0, :20] - bare).abs().max()
 
 
 def test_bidirectional_numbers_do_not_depend_on_where_they_are(server, space):
@@ -502,11 +506,11 @@ def test_bidirectional_models_that_are_refused(server, space):
         refused("sliding windows", random("Mistral", sliding_window=64))
         refused("no output embeddings, or no model.", random("GPT2"))
         refused("dynamic RoPE", random("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}))
-        block = transformers.DiffusionGemmaForBlockDiffusion.__new__(transformers.DiffusionGemmaForBlockDiffusion)
-        torch.nn.Module.__init__(block)
-        block.model = torch.nn.Module()
-        block.model.encoder, block.lm_head = torch.nn.Module(), torch.nn.Linear(2, 2)
-        refused("encoded causally", block)
+        with torch.device("meta"):
+            words = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "num_experts": 2, "top_k_experts": 1,
+                     "moe_intermediate_size": 16}
+            refused("encoded causally", transformers.DiffusionGemmaForBlockDiffusion(
+                transformers.DiffusionGemmaConfig(text_config=words)))
         expect(ValueError, "not causal", causal.open_space, connection, model)
         with open_space(connection, model, "diffusion-changed") as own:
             other = load()

@@ -236,10 +236,13 @@ class Decoder:
         with torch.no_grad():
             expected = self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
             try:
-                got = self.logits(self.run(self.embed(tokens), place, 0, 0, self.layers))
+                rows = self.run(self.embed(tokens), place, 0, 0, self.layers)
+                got = self.logits(rows)
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
                 raise ValueError(f"kvd's cache for transformers does not support {name}: {error}") from error
-        if got.dtype != dtype or not bool((got - expected).abs().max() <= _NEAR[dtype] * expected.abs().max()):
+        if rows.dtype != dtype:
+            refuse(f"{name}: its rows are {rows.dtype}, and its keys {dtype}")
+        if not bool((got - expected).abs().max() <= _NEAR[dtype] * expected.abs().max()):
             refuse(f"{name}: it does more than embed tokens, run its layers, and norm their rows")
 
 
