@@ -201,6 +201,18 @@ def test_bidirectional_numbers_do_not_depend_on_where_they_are(server, space):
             assert deeper.tokens == heard(it, mode="on", depth=6, refresh=3)[0].tokens
 
 
+def test_bidirectional_heads_attend_in_threads(server, space):
+    """Bit for bit as in one thread. The rest of the model, which torch computes, has one thread."""
+    from kvd.engines import _diffusion_blocks as blocks
+    it, used = noise(8, 200, 30, 4), []
+    expected, alone = heard(it, mode="on", depth=4)
+    noting = lambda before: lambda self: used.append(1) or before(self)     # noqa: E731
+    with patched(torch, "get_num_threads", lambda before: lambda: 2), patched(blocks, "_ALONE", lambda before: 0), \
+            patched(blocks.Place, "_threads", noting):
+        got, steps = heard(it, mode="on", depth=4)
+    assert used and got == expected and all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, steps))
+
+
 def random(kind: str, dtype=torch.float32, **more):
     """A model with a few random weights."""
     torch.manual_seed(2)
@@ -474,7 +486,8 @@ def test_bidirectional_what_is_refused(server, space):
     it = noise(70, 40, 20, 6)
     with shared(server, "refused") as own:
         for words, options in (("7 steps for 6 tokens", {"steps": 7}), ("0 steps", {"steps": 0}),
-                               ("mode must be", {"mode": "paper"}), ("depth and refresh", {"depth": -1}), ("depth and refresh", {"refresh": -1}),
+                               ("mode must be", {"mode": "paper"}), ("depth and refresh", {"depth": -1}),
+                               ("depth and refresh", {"refresh": -1}),
                                ("not name a mask token", {"mask_token_id": None, "of": random("Llama")}),
                                ("mask_token_id has 760", {"mask_token_id": 760})):
             expect(ValueError, words, ask, own if "of" not in options else None, it, **options)

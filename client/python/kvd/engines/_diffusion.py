@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 import kvd
 
 from ..ops import bicache_percent
+from ._diffusion_blocks import Place, plain_bytes
 from ._diffusion_entry import Entry
-from ._diffusion_model import Decoder, Place, check, plain_bytes
+from ._diffusion_model import Decoder, check
 
 MODES = ("off", "naive", "on")
 REFRESH = 16            # steps from one refresh to the next, without a space
@@ -201,7 +202,8 @@ def generate(model: PreTrainedModel, space: kvd.Space | None, prefix_ids: Any, p
     kvd.Closed."""
     decoder = Decoder(model)
     check(space, decoder)
-    request, steps = _request(decoder, prefix_ids, prompt_ids, gen_length, mask_token_id), gen_length if steps is None else steps
+    request = _request(decoder, prefix_ids, prompt_ids, gen_length, mask_token_id)
+    steps = gen_length if steps is None else steps
     if mode not in (None, *MODES):
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if not 1 <= steps <= gen_length:

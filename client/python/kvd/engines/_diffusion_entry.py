@@ -14,7 +14,8 @@ import torch
 
 import kvd
 
-from ._diffusion_model import Decoder, Place, Planes, Private
+from ._diffusion_blocks import Place, Planes, Private
+from ._diffusion_model import Decoder
 
 log = logging.getLogger("kvd.engines.diffusion")
 
