@@ -14,7 +14,8 @@ import kvd
 from ..ops import bicache_percent
 from ._diffusion_blocks import Place, plain_bytes
 from ._diffusion_entry import Entry
-from ._diffusion_model import Decoder, check
+from ._diffusion_model import Decoder
+from ._transformers_model import check_space
 
 MODES = ("off", "naive", "on")
 REFRESH = 16            # steps from one refresh to the next, without a space
@@ -89,6 +90,13 @@ def _request(decoder: Decoder, prefix_ids: Any, prompt_ids: Any, length: int, ma
     if most and len(prefix + prompt) + length > most:
         raise ValueError(f"prompt and answer have {len(prefix + prompt) + length} tokens, but the model takes only {most}")
     return Request(prefix + prompt, len(prefix), length, mask)
+
+
+def _decoder(model: PreTrainedModel, space: kvd.Space | None) -> Decoder:
+    decoder = Decoder(model)
+    if space is not None:
+        check_space(space, model, ("bicache",), decoder.geometry)
+    return decoder
 
 
 # ---- settings of a space ---------------------------------------------------------------------------------------------
@@ -200,8 +208,7 @@ def generate(model: PreTrainedModel, space: kvd.Space | None, prefix_ids: Any, p
     refresh override the space's table and bicache.delta. shift: logits of a position are in the row before it (Dream).
     space: None shares nothing. Raises ValueError for a request or model that it does not take, and kvd.Mismatch and
     kvd.Closed."""
-    decoder = Decoder(model)
-    check(space, decoder)
+    decoder = _decoder(model, space)
     request = _request(decoder, prefix_ids, prompt_ids, gen_length, mask_token_id)
     steps = gen_length if steps is None else steps
     if mode not in (None, *MODES):
@@ -242,8 +249,7 @@ def profile(model: PreTrainedModel, space: kvd.Space, prefix_ids: Any, prompt_id
     step 0 samples the request's own prefix; step N, the prefixes of N, 2 N, 3 N, ... percent of the request, up to the
     prompt's end. Returns the number of samples. Raises kvd.PoolFull if the pool has no room for a sample, which is both sets
     of keys and values of all layers, and ValueError as generate() does. Waits for the daemon's worker."""
-    decoder = Decoder(model)
-    check(space, decoder)
+    decoder = _decoder(model, space)
     request = _request(decoder, prefix_ids, prompt_ids, gen_length, mask_token_id)
     prompt_only = _says(space, "bicache.r_def")
     tokens = len(request.tokens) + (0 if prompt_only else request.length)

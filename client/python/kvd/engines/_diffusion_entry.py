@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BiCache's prefix entry (arXiv:2606.07571, section 4): keys, values and rows of a prefix that sees only itself.
+"""A stored prefix (arXiv:2606.07571, section 4): its keys, values and rows, computed without what follows it.
 
 Each layer is a layer group of the space, and is found as a whole or not at all. Layer 0 is sealed last: a lease takes group
 0 as the sign that a prefix is complete. An entry may be found in part, after an eviction or because its producer needed

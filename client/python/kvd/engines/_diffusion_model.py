@@ -16,8 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import kvd
 
 from ._diffusion_blocks import Place
-from ._transformers_model import (BIDIRECTIONAL, DTYPES, check_space, form_of, geometry_of, refuse, refuse_windows, state_of,
-                                  thread)
+from ._transformers_model import BIDIRECTIONAL, DTYPES, form_of, geometry_of, refuse, refuse_windows, state_of, thread
 
 BLOCK_TOKENS = 16
 _PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
@@ -94,11 +93,6 @@ class Decoder:
             refuse(f"{name}: its rows are {rows.dtype}, and its keys {dtype}")
         if not bool((got - expected).abs().max() <= _NEAR[dtype] * expected.abs().max()):
             refuse(f"{name}: it does more than embed tokens, run its layers, and norm their rows")
-
-
-def check(space: kvd.Space | None, decoder: Decoder) -> None:
-    if space is not None:
-        check_space(space, decoder.model, ("bicache",), decoder.geometry)
 
 
 def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
