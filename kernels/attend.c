@@ -28,6 +28,8 @@ struct scratch {
         size_t sum, total; /* the tile's results, and their divisors; 0 if the row sees nothing */
         size_t visible;    /* uint32_t per token of the call: one past the last column it sees */
         size_t hidden;     /* the same: the first column it sees */
+        size_t mass;       /* the attention of one token, per column */
+        size_t positions;  /* uint32_t per column */
         size_t rows;       /* per column, a pointer to its key */
         size_t end;
         size_t ld;
@@ -73,7 +75,9 @@ static struct scratch lay_out(const struct kvd_attention *a) {
         s.total = s.sum + rows * wide;
         s.visible = s.total + room(rows);
         s.hidden = s.visible + room(a->n);
-        s.rows = s.hidden + room(a->n);
+        s.mass = s.hidden + room(a->n);
+        s.positions = s.mass + room(columns);
+        s.rows = s.positions + room(columns);
         s.end = s.rows + columns * (sizeof(uint8_t *) / sizeof(float)) + room(1);
         return s;
 }
@@ -90,6 +94,10 @@ static const uint8_t **rows_of(const struct kvd_attention *a, const struct scrat
         return (const uint8_t **)part(a, s->rows);
 }
 
+static uint32_t *positions_of(const struct kvd_attention *a, const struct scratch *s) {
+        return (uint32_t *)part(a, s->positions);
+}
+
 static uint32_t *visible_of(const struct kvd_attention *a, const struct scratch *s) {
         return (uint32_t *)part(a, s->visible);
 }
@@ -100,49 +108,40 @@ static uint32_t *hidden_of(const struct kvd_attention *a, const struct scratch *
 
 /* ---- visible positions ---- */
 
-static void name_rows(const struct kvd_attention *a, const uint8_t **rows,
-                      const struct kvd_stretch *r) {
-        size_t step = a->stride * (a->type == KVD_NUMBER_F32 ? sizeof(float) : sizeof(uint16_t));
-        const uint8_t *row = a->blocks[r->block] + a->k_offset +
-                             (r->position - r->block * a->block_tokens) * step;
+/* The number of n ascending positions that are below a bound. */
+static uint32_t below(const uint32_t *positions, uint32_t n, int64_t bound) {
+        uint32_t from = 0;
 
-        for (uint32_t i = 0; i < r->n; i++)
-                rows[r->column + i] = row + i * step;
-}
+        while (from < n) {
+                uint32_t middle = from + (n - from) / 2;
 
-/*
- * Counts, for the tokens from token t on that end in this stretch or before, the columns at
- * positions below base + t. Returns the first token that ends later.
- */
-static uint32_t count_below(uint32_t *counts, uint32_t t, uint32_t n, int64_t base,
-                            const struct kvd_stretch *r) {
-        int64_t position = r->position;
-
-        for (; t < n && base + t <= position + r->n; t++)
-                counts[t] = r->column + (uint32_t)MAX(0, base + t - position);
-        return t;
-}
-
-/* Collects the key pointer of each column, and the columns that each token sees. */
-static void see(const struct kvd_attention *a, const struct scratch *s) {
-        uint32_t *visible = visible_of(a, s), *hidden = hidden_of(a, s), t = 0, h = 0;
-        /* token t sees positions [end - window + t, end + t) */
-        int64_t end = (int64_t)a->first + 1;
-        uint32_t window = kvd_attend_window(a);
-        struct kvd_stretch r = kvd_attend_begin(a);
-        const uint8_t **rows = rows_of(a, s);
-
-        while (kvd_attend_next(a, &r)) {
-                name_rows(a, rows, &r);
-                if (!a->n_keys)
-                        t = count_below(visible, t, a->n, end, &r);
-                if (window)
-                        h = count_below(hidden, h, a->n, end - window, &r);
+                if (positions[middle] < bound)
+                        from = middle + 1;
+                else
+                        n = middle;
         }
-        for (; t < a->n; t++)
-                visible[t] = r.column;
-        for (; h < a->n; h++)
-                hidden[h] = window ? r.column : 0;
+        return from;
+}
+
+/* Counts, for each token t, the columns at positions below base + t. */
+static void count_below(uint32_t *counts, uint32_t tokens, int64_t base, const uint32_t *positions,
+                        uint32_t n) {
+        uint32_t c = below(positions, n, base);
+
+        for (uint32_t t = 0; t < tokens; t++) {
+                counts[t] = c;
+                c += c < n && positions[c] == base + t;
+        }
+}
+
+/* Finds the columns, and which of them each token sees: positions [end - window + t, end + t). */
+static void see(const struct kvd_attention *a, const struct scratch *s) {
+        uint32_t *positions = positions_of(a, s), window = kvd_attend_window(a),
+                 n = kvd_attend_columns(a, rows_of(a, s), positions);
+        int64_t end = (int64_t)a->first + 1;
+
+        count_below(visible_of(a, s), a->n, a->n_keys ? a->n_keys : end, positions, n);
+        count_below(hidden_of(a, s), a->n, window ? end - window : INT32_MIN, positions, n);
 }
 
 /* ---- scores ---- */
@@ -167,16 +166,18 @@ static void score_run(const struct kvd_attention *a, const struct scratch *s,
 /* Splits the columns into runs that need the same rotation of their queries. */
 static void score_rotated(const struct kvd_attention *a, const struct scratch *s,
                           const struct tile *tile) {
-        struct kvd_stretch r = kvd_attend_begin(a);
+        const uint32_t *positions = positions_of(a, s);
         uint32_t from = tile->from, rotation = 0;
 
-        while (kvd_attend_next(a, &r) && r.column < tile->to) {
-                if (a->rotation[r.block] == rotation)
+        for (uint32_t c = from; c < tile->to; c++) {
+                uint32_t next = a->rotation[kvd_attend_block(a, positions[c])];
+
+                if (next == rotation)
                         continue;
-                if (r.column > from)
-                        score_run(a, s, tile, from, r.column);
-                from = MAX(from, r.column);
-                rotation = a->rotation[r.block];
+                if (c > from)
+                        score_run(a, s, tile, from, c);
+                from = c;
+                rotation = next;
                 place(a, s, tile, rotation);
         }
         score_run(a, s, tile, from, tile->to);
@@ -221,21 +222,36 @@ static float weigh_row(const struct kvd_attention *a, float *p, uint32_t n, uint
         return a->ops->softmax(p, n, scale) + sink_weight(a->ops, a->sinks[head], largest);
 }
 
+/* Adds the attention of a tile's token to the masses. */
+static void weigh_token(const struct kvd_attention *a, const struct scratch *s, uint32_t token,
+                        uint32_t from, uint32_t n) {
+        float *mass = part(a, s->mass);
+
+        memset(mass, 0, n * sizeof *mass);
+        for (uint32_t r = token * a->group; r < (token + 1) * a->group; r++) {
+                const float *p = part(a, s->scores) + r * s->ld + from;
+                float total = part(a, s->total)[r];
+
+                for (uint32_t c = 0; c < n; c++)
+                        mass[c] += p[c] / total;
+        }
+        kvd_attend_mass(a, mass, positions_of(a, s) + from, n);
+}
+
 static void weigh(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
         const uint32_t *visible = visible_of(a, s) + tile->token,
                        *hidden = hidden_of(a, s) + tile->token;
         float *total = part(a, s->total);
 
         for (uint32_t r = 0; r < tile->rows; r++) {
-                float *p = part(a, s->scores) + r * s->ld;
                 uint32_t from = hidden[r / a->group], to = visible[r / a->group];
 
-                total[r] = weigh_row(a, p + from, to - from, r % a->group);
-                if ((a->block_mass || a->token_mass) && to > from) {
-                        memset(p, 0, from * sizeof *p);
-                        kvd_attend_mass(a, p, total[r], to);
-                }
+                total[r] = weigh_row(a, part(a, s->scores) + r * s->ld + from, to - from,
+                                     r % a->group);
         }
+        for (uint32_t t = 0; (a->block_mass || a->token_mass) && t < tile->n; t++)
+                if (visible[t] > hidden[t])
+                        weigh_token(a, s, t, hidden[t], visible[t] - hidden[t]);
 }
 
 /* Adds columns [from, to) to the sums of the tile's rows, from row number row on. */

@@ -21,67 +21,51 @@ uint32_t kvd_attend_window(const struct kvd_attention *a) {
         return a->n_keys ? 0 : a->window;
 }
 
-struct kvd_stretch kvd_attend_begin(const struct kvd_attention *a) {
+static size_t step_of(const struct kvd_attention *a) {
+        return a->stride * (a->type == KVD_NUMBER_F32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+static uint32_t first_block(const struct kvd_attention *a) {
         uint32_t window = kvd_attend_window(a);
-        struct kvd_stretch r = {0};
 
-        if (window && !a->chosen && a->first >= window)
-                r.next = (a->first + 1 - window) / a->block_tokens;
-        return r;
+        return window && a->first >= window ? kvd_attend_block(a, a->first + 1 - window) : 0;
 }
 
-static bool next_dense(const struct kvd_attention *a, struct kvd_stretch *r) {
-        uint32_t n_keys = kvd_attend_keys(a), n_blocks = DIV_UP(n_keys, a->block_tokens);
+static uint32_t all_columns(const struct kvd_attention *a, const uint8_t **keys,
+                            uint32_t *positions) {
+        uint32_t n_keys = kvd_attend_keys(a), n_blocks = DIV_UP(n_keys, a->block_tokens), n = 0;
+        size_t step = step_of(a);
 
-        while (r->next < n_blocks && !a->blocks[r->next])
-                r->next++;
-        if (r->next >= n_blocks)
-                return false;
-        r->block = r->next++;
-        r->position = r->block * a->block_tokens;
-        r->n = MIN(a->block_tokens, n_keys - r->position);
-        return true;
-}
+        for (uint32_t b = first_block(a); b < n_blocks; b++) {
+                uint32_t first = b * a->block_tokens, count = MIN(a->block_tokens, n_keys - first);
 
-/*
- * Chosen positions are usually close together, and a division would cost more than everything else
- * here. So try the previous block first.
- */
-static uint32_t block_of(const struct kvd_attention *a, uint32_t position, uint32_t guess) {
-        return position - guess * a->block_tokens < a->block_tokens ? guess :
-                                                                      position / a->block_tokens;
-}
-
-static bool next_chosen(const struct kvd_attention *a, struct kvd_stretch *r) {
-        uint32_t n_keys = kvd_attend_keys(a), i = r->next, block = r->block, position = 0, from,
-                 end;
-
-        for (; i < a->n_chosen; i++) {
-                position = a->chosen[i];
-                if (position >= n_keys)
-                        return false;
-                block = block_of(a, position, block);
-                if (a->blocks[block])
-                        break;
+                for (uint32_t i = 0; a->blocks[b] && i < count; i++, n++) {
+                        keys[n] = a->blocks[b] + a->k_offset + i * step;
+                        positions[n] = first + i;
+                }
         }
-        if (i >= a->n_chosen)
-                return false;
-        end = MIN(n_keys, (block + 1) * a->block_tokens);
-        r->position = position;
-        r->block = block;
-        from = i;
-        do
-                i++;
-        while (i < a->n_chosen && a->chosen[i] == ++position && position < end);
-        r->n = i - from;
-        r->next = i;
-        return true;
+        return n;
 }
 
-bool kvd_attend_next(const struct kvd_attention *a, struct kvd_stretch *r) {
-        r->column += r->n;
-        r->n = 0;
-        return a->chosen ? next_chosen(a, r) : next_dense(a, r);
+static uint32_t chosen_columns(const struct kvd_attention *a, const uint8_t **keys,
+                               uint32_t *positions) {
+        uint32_t n_keys = kvd_attend_keys(a), n = 0;
+        size_t step = step_of(a);
+
+        for (uint32_t i = 0; i < a->n_chosen && a->chosen[i] < n_keys; i++) {
+                uint32_t position = a->chosen[i], b = kvd_attend_block(a, position);
+
+                if (!a->blocks[b])
+                        continue;
+                keys[n] = a->blocks[b] + a->k_offset + (position - b * a->block_tokens) * step;
+                positions[n++] = position;
+        }
+        return n;
+}
+
+uint32_t kvd_attend_columns(const struct kvd_attention *a, const uint8_t **keys,
+                            uint32_t *positions) {
+        return a->chosen ? chosen_columns(a, keys, positions) : all_columns(a, keys, positions);
 }
 
 /* ---- rotated queries ---- */
@@ -135,16 +119,15 @@ static float sum_weights(const float *p, uint32_t n) {
         return lanes[0];
 }
 
-void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total,
-                     uint32_t n_columns) {
-        struct kvd_stretch r = kvd_attend_begin(a);
+void kvd_attend_mass(const struct kvd_attention *a, const float *weights, const uint32_t *positions,
+                     uint32_t n) {
+        for (uint32_t c = 0, end; a->block_mass && c < n; c = end) {
+                uint32_t block = kvd_attend_block(a, positions[c]);
 
-        while (kvd_attend_next(a, &r) && r.column < n_columns) {
-                uint32_t n = MIN(r.n, n_columns - r.column);
-
-                if (a->block_mass)
-                        a->block_mass[r.block] += sum_weights(p + r.column, n) / total;
-                for (uint32_t i = 0; a->token_mass && i < n; i++)
-                        a->token_mass[r.position + i] += p[r.column + i] / total;
+                for (end = c + 1; end < n && kvd_attend_block(a, positions[end]) == block;)
+                        end++;
+                a->block_mass[block] += sum_weights(weights + c, end - c);
         }
+        for (uint32_t c = 0; a->token_mass && c < n; c++)
+                a->token_mass[positions[c]] += weights[c];
 }
