@@ -12,6 +12,7 @@
  * columns. The partial maxima that a kernel needs if it visits blocks separately are not needed.
  */
 
+#include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
@@ -206,20 +207,30 @@ static float sink_weight(const struct kvd_ops *ops, float sink, float largest) {
         return two[1] / two[0];
 }
 
-/* Turns n scores of a query head into e^(score - largest). Returns their sum, with the sink's. */
-static float weigh_row(const struct kvd_attention *a, float *p, uint32_t n, uint32_t head) {
-        float scale = a->scale, largest;
+/*
+ * Turns n scores of a query head into e^(score - largest). Returns their sum, with the sink's.
+ * weight: NULL, or where the logarithm of the sum of e^score goes.
+ */
+static float weigh_row(const struct kvd_attention *a, float *p, uint32_t n, uint32_t head,
+                       float *weight) {
+        float scale = a->scale, largest = 0.0f, sum;
 
+        if (weight)
+                *weight = -INFINITY;
         if (n == 0)
                 return 0.0f;
         if (a->cap > 0) {
                 a->ops->cap(p, n, scale, a->cap);
                 scale = 1.0f;
         }
-        if (!a->sinks)
-                return a->ops->softmax(p, n, scale);
-        largest = scale * a->ops->largest(p, n);
-        return a->ops->softmax(p, n, scale) + sink_weight(a->ops, a->sinks[head], largest);
+        if (a->sinks || weight)
+                largest = scale * a->ops->largest(p, n);
+        sum = a->ops->softmax(p, n, scale);
+        if (a->sinks)
+                sum += sink_weight(a->ops, a->sinks[head], largest);
+        if (weight)
+                *weight = largest + logf(sum);
+        return sum;
 }
 
 /* Adds the attention of a tile's token to the masses. */
@@ -247,7 +258,8 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, const 
                 uint32_t from = hidden[r / a->group], to = visible[r / a->group];
 
                 total[r] = weigh_row(a, part(a, s->scores) + r * s->ld + from, to - from,
-                                     r % a->group);
+                                     r % a->group,
+                                     a->weight ? a->weight + tile->token * a->group + r : NULL);
         }
         for (uint32_t t = 0; (a->block_mass || a->token_mass) && t < tile->n; t++)
                 if (visible[t] > hidden[t])

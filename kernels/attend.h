@@ -55,6 +55,11 @@ struct kvd_attention {
         size_t ldq;
         float *out;
         size_t ldo;
+        /*
+         * [n][group]: the logarithm of the sum of e^score over what a query sees, by which partial
+         * results are merged; -inf if it sees nothing. NULL: not computed.
+         */
+        float *weight;
 
         /*
          * For a block whose tokens now stand delta positions after where their keys were made,

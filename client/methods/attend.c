@@ -197,6 +197,7 @@ void attend_head(const struct attend_layer *l, const struct kvd_heads *heads, ui
         a.q += query * a.dim;
         a.out += query * a.dim;
         a.sinks = heads->sinks ? heads->sinks + query : NULL;
+        a.weight = a.weight ? a.weight + query * a.n : NULL;
         kvd_attend(&a);
 }
 

@@ -29,6 +29,17 @@ int attend_check_heads(const struct kvd_shape *g, const struct kvd_heads *heads)
 /* All but the blocks, what is seen of them, and the rows. */
 struct kvd_attention attend_describe(const struct attend_layer *l, const struct kvd_table *t,
                                      const struct kvd_heads *heads);
+/* A part of an attention, to be merged with others. */
+struct attend_part {
+        const bool *without; /* [entries] that are not in it; NULL: all are */
+        bool behind;         /* whether the table's tokens are in it */
+        float *weight;       /* [kv_heads] as in struct kvd_attention */
+};
+
+/* kvd_sequence_attention, of a part; NULL: of all. */
+int attend_sequence(const struct kvd_seen *seen, uint32_t layer, const struct kvd_table *tail,
+                    const struct kvd_heads *heads, const struct attend_part *part, const float *q,
+                    size_t ldq, float *out, size_t ldo);
 /* One KV head. a describes the call; the rest of it is set. */
 void attend_head(const struct attend_layer *l, const struct kvd_heads *heads, uint32_t head,
                  struct kvd_attention a);

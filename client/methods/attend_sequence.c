@@ -17,6 +17,7 @@
 /* A call. The pointers are into its scratch memory, one behind the other. */
 struct call {
         const struct kvd_seen *seen;
+        const struct attend_part *part; /* NULL: all */
         const struct kvd_entry *entries;
         uint32_t n; /* entries */
         const struct kvd_table *tail;
@@ -103,9 +104,15 @@ static void lay_out(struct call *c, uintptr_t base) {
 /* ---- what is seen ---------------------------------------------------------------------------- */
 
 static int fill_blocks(struct call *c) {
+        const bool *without = c->part ? c->part->without : NULL;
+        uint32_t n_behind = c->n_blocks - c->n;
+
         for (uint32_t i = 0; i < c->n; i++)
-                c->blocks[i] = c->entries[i].data;
-        return attend_find_blocks(&c->layer, c->tail, c->n_blocks - c->n, c->blocks + c->n);
+                c->blocks[i] = without && without[i] ? NULL : c->entries[i].data;
+        if (!c->part || c->part->behind)
+                return attend_find_blocks(&c->layer, c->tail, n_behind, c->blocks + c->n);
+        memset(c->blocks + c->n, 0, n_behind * sizeof *c->blocks);
+        return 0;
 }
 
 /* There are at most as many deltas as entries that have one. */
@@ -162,6 +169,7 @@ static void attend(struct call *c, const struct kvd_heads *heads, struct kvd_att
         memset(c->mass, 0, c->n_blocks * sizeof *c->mass);
         a->blocks = (const uint8_t *const *)c->blocks;
         a->block_mass = c->seen->mass ? c->mass : NULL;
+        a->weight = c->part ? c->part->weight : NULL;
         a->chosen = c->gaps || c->seen->chosen ? c->list : NULL;
         a->rotation = c->turned ? c->rotation : NULL;
         a->rotations = c->rotations;
@@ -194,11 +202,11 @@ static int attend_in(struct scratch **s, struct call *c, const struct kvd_heads 
         return r;
 }
 
-int kvd_sequence_attention(const struct kvd_seen *seen, uint32_t layer,
-                           const struct kvd_table *tail, const struct kvd_heads *heads,
-                           const float *q, size_t ldq, float *out, size_t ldo) {
+int attend_sequence(const struct kvd_seen *seen, uint32_t layer, const struct kvd_table *tail,
+                    const struct kvd_heads *heads, const struct attend_part *part, const float *q,
+                    size_t ldq, float *out, size_t ldo) {
         struct kvd_sequence *sequence = seen->sequence;
-        struct call c = {.seen = seen, .tail = tail};
+        struct call c = {.seen = seen, .part = part, .tail = tail};
         struct kvd_attention a;
         struct scratch *s;
         int r = attend_find_layer(sequence->space, layer, tail, &c.layer);
@@ -223,4 +231,10 @@ int kvd_sequence_attention(const struct kvd_seen *seen, uint32_t layer,
         r = attend_in(&s, &c, heads, &a);
         scratch_put(sequence->space, s);
         return r;
+}
+
+int kvd_sequence_attention(const struct kvd_seen *seen, uint32_t layer,
+                           const struct kvd_table *tail, const struct kvd_heads *heads,
+                           const float *q, size_t ldq, float *out, size_t ldo) {
+        return attend_sequence(seen, layer, tail, heads, NULL, q, ldq, out, ldo);
 }

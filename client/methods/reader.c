@@ -99,6 +99,7 @@ struct kvd_reader *kvd_reader_free(struct kvd_reader *r) {
         if (!r)
                 return NULL;
         bounds_free(r);
+        rounds_free(r);
         residency_free(r);
         selection_free(r);
         free(r->hits);
@@ -148,7 +149,9 @@ static int add_methods(struct kvd_reader *r) {
         bool hshare = reader_setting(r, "hshare") > 0, reviver = reader_setting(r, "kvreviver") > 0;
         int e = hshare || reviver ? selection_new(r, hshare) : 0;
 
-        return e == 0 && reviver ? residency_new(r) : e;
+        if (e == 0 && reviver)
+                e = residency_new(r);
+        return e == 0 && reviver ? rounds_new(r) : e;
 }
 
 int kvd_reader_new(struct kvd_sequence *s, const struct kvd_reader_options *o,
@@ -219,6 +222,7 @@ int reader_check(const struct kvd_reader *r, uint32_t layer) {
 int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t ldq) {
         int e = reader_check(r, layer);
 
+        r->in_rounds = false;
         return e < 0 ? e : look(r, layer, q, ldq, 0, r->n);
 }
 
@@ -228,12 +232,18 @@ static int attend(struct kvd_reader *r, uint32_t layer, const struct kvd_table *
                   uint32_t first, uint32_t n) {
         struct kvd_table piece = *table;
         struct kvd_seen seen;
-        int e = look(r, layer, q, ldq, first, n);
+        bool rounds = r->ready && r->residency;
+        int e;
 
+        r->in_rounds = rounds;
+        e = look(r, layer, q, ldq, first, n);
         if (e < 0)
                 return e;
         piece.first += first;
         piece.n = n;
+        if (rounds)
+                return rounds_attend(r, layer, &piece, heads, q + first * ldq, ldq,
+                                     out + first * ldo, ldo);
         reader_seen(r, layer, &seen);
         return kvd_sequence_attention(&seen, layer, &piece, heads, q + first * ldq, ldq,
                                       out + first * ldo, ldo);

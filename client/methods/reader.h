@@ -51,6 +51,8 @@ struct kvd_reader {
 
         struct selection *selection; /* NULL if nothing needs to know which tokens matter */
         struct residency *residency; /* NULL if blocks stay unless the daemon moves them */
+        struct rounds *rounds;       /* NULL without residency */
+        bool in_rounds;              /* what there is no room for is fetched after this round */
         struct bounds *bounds;       /* NULL until kvd_reader_select needs them */
         struct kvd_reader_stats stats;
 };
@@ -149,9 +151,28 @@ void selection_hits(const struct kvd_reader *, uint32_t *hits);
 
 int residency_new(struct kvd_reader *);
 void residency_free(struct kvd_reader *);
+void residency_forget(struct kvd_reader *); /* what earlier queries needed */
 /* share [n_entries]: the fraction of a query's attention in each, 0 to 1 */
 void residency_share(struct kvd_reader *, const float *share);
 int residency_fetch(struct kvd_reader *); /* missing blocks that are needed since the last call */
 int residency_settle(struct kvd_reader *);
+/*
+ * What the layer's queries need and have not seen yet: marks the entries that are here as seen, and
+ * fetches some others that are needed. Returns whether any came, or -errno.
+ */
+int residency_fetch_more(struct kvd_reader *, bool *seen);
+
+/* ---- reader_rounds.c: attention in rounds ---- */
+
+struct rounds;
+
+int rounds_new(struct kvd_reader *);
+void rounds_free(struct kvd_reader *);
+/*
+ * Attention over what is here, and then over what queries need and there was no room for: as in
+ * kvd_sequence_attention, of READER_PIECE tokens at most.
+ */
+int rounds_attend(struct kvd_reader *, uint32_t layer, const struct kvd_table *,
+                  const struct kvd_heads *, const float *q, size_t ldq, float *out, size_t ldo);
 
 #endif

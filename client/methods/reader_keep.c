@@ -60,6 +60,10 @@ void residency_free(struct kvd_reader *p) {
         p->residency = NULL;
 }
 
+void residency_forget(struct kvd_reader *p) {
+        memset(p->residency->wanted, 0, p->max_blocks * sizeof *p->residency->wanted);
+}
+
 void residency_share(struct kvd_reader *p, const float *share) {
         struct residency *r = p->residency;
 
@@ -213,9 +217,21 @@ static void count_resident(struct kvd_reader *p) {
         p->stats.most_resident = MAX(p->stats.most_resident, n);
 }
 
+/*
+ * How many blocks are fetched at once: all that are missed, or half of those that fit, so that
+ * blocks of high score stay while others come and go.
+ */
+static uint32_t batch(const struct kvd_reader *p, uint32_t n, uint32_t fit) {
+        uint32_t missed = 0, half = MAX(fit / 2, 1);
+
+        for (uint32_t k = 0; k < n; k++)
+                missed += is_missed(p, p->residency->order[k]);
+        return missed <= fit || !p->in_rounds ? MIN(n, fit) : half;
+}
+
 static int fetch_once(struct kvd_reader *p) {
         uint64_t misses_before = p->stats.misses;
-        uint32_t fit, n = rank(p, &fit), most = MIN(n, fit);
+        uint32_t fit, n = rank(p, &fit), most = batch(p, n, fit);
         int coming = revive(p, most), changed, r;
 
         if (coming < 0 || p->stats.misses == misses_before)
@@ -243,9 +259,31 @@ int residency_fetch(struct kvd_reader *p) {
         uint64_t started = sys_now_ns();
         int r = fetch(p);
 
-        memset(p->residency->wanted, 0, p->max_blocks * sizeof *p->residency->wanted);
         p->stats.fetch_ns += sys_now_ns() - started;
         return r;
+}
+
+/* Marks what is here as seen. Returns whether anything is that was not. */
+static bool see(struct kvd_reader *p, bool *seen) {
+        bool any = false;
+
+        for (uint32_t i = 0; i < p->n_entries; i++) {
+                any |= p->entries[i].data && !seen[i];
+                seen[i] |= p->entries[i].data != NULL;
+                if (seen[i])
+                        p->residency->wanted[i] = -1; /* less than any that is missed */
+        }
+        return any;
+}
+
+int residency_fetch_more(struct kvd_reader *p, bool *seen) {
+        bool any = see(p, seen);
+        int r = any ? residency_fetch(p) : 0;
+
+        for (uint32_t i = 0; r > 0 && i < p->n_entries; i++)
+                if (p->entries[i].data && !seen[i])
+                        return 1;
+        return MIN(r, 0);
 }
 
 int residency_settle(struct kvd_reader *p) {
@@ -253,7 +291,7 @@ int residency_settle(struct kvd_reader *p) {
         uint32_t n, fit;
         int changed = 0;
 
-        memset(r->wanted, 0, p->max_blocks * sizeof *r->wanted);
+        residency_forget(p);
         n = rank(p, &fit);
         make_room(p, n, fit, 0);
         if (p->decoded == 0)

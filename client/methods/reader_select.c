@@ -290,6 +290,8 @@ int reader_fetch(struct kvd_reader *r) {
         const struct selection *s = r->selection;
         bool looked = false;
 
+        if (r->residency)
+                residency_forget(r);
         for (uint32_t h = 0; r->residency && h < r->geometry->kv_heads; h++)
                 if (s->desks[h].looked) {
                         residency_share(r, s->desks[h].share);

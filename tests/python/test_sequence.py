@@ -665,9 +665,10 @@ def test_a_reader_brings_back_what_a_query_needs(_space):
 
 
 def test_what_a_reader_waits_for_is_a_setting(_space):
-    """kvreviver.wanted: with 1, for nothing that gets less than all of the attention; with 0, for all that there is room for."""
+    """kvreviver.wanted: with 1, for nothing that gets less than all of the attention; with 0, for all."""
     with reading(kvreviver=1, **{"kvreviver.wanted": 1, "kvreviver.budget": 0.5}) as space:
         it = Reading(space, [TOKENS] * 8, planted=(50,))
+        right = it.seen(it.needing() * 0.3)
         it.prompt()
         if it.sequence.entries()[3].data:
             it.sequence.cool([3], "spill")
@@ -678,8 +679,21 @@ def test_what_a_reader_waits_for_is_a_setting(_space):
         space.set("kvreviver.wanted", 0)
         it.reader = kvd.Reader(it.sequence, QUERIES, SCALE, timeout_s=600)
         it.prompt()
-        it.ask(it.needing() * 0.3)
-        assert it.reader.stats().misses and it.sequence.entries()[3].data and it.sequence.stats().resident == 4
+        assert np.allclose(it.ask(it.needing() * 0.3), right, atol=1e-5)
+        assert it.reader.stats().misses and it.sequence.stats().resident == 4
+        it.close()
+
+
+def test_what_a_query_sees_does_not_depend_on_the_budget(_space):
+    """Of 8 blocks, 3 stay. The others that a query needs come one after the other, within each layer."""
+    with reading(kvreviver=1, **{"kvreviver.wanted": 0}) as space:
+        it = Reading(space, [TOKENS] * 8, planted=(20, 39, 50, 77))
+        queries = (it.needing(), it.needing() * 0.1, it.random.standard_normal((LAYERS, QUERIES, DIM), dtype="f4"))
+        right = [it.seen(q) for q in queries]
+        it.prompt()
+        for q, expected in zip(queries, right):
+            assert np.allclose(it.ask(q), expected, atol=1e-5)
+        assert it.reader.stats().most_resident == 3 and it.reader.stats().misses > 3 * LAYERS * 3, it.reader.stats()
         it.close()
 
 
@@ -770,6 +784,7 @@ def test_a_reader_whose_daemon_is_gone(_space):
     with instance.Instance(*options()) as daemon, kvd.connect(daemon.socket) as connection:
         with connection.space("reading", geometry()) as space:
             space.set("kvreviver", 1)
+            space.set("kvreviver.wanted", 0.3)
             it = Reading(space, [TOKENS] * 8, planted=(50,))
             it.prompt()
             it.sequence.cool([3], "spill")
