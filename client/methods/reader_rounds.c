@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention in rounds. If queries need more blocks than may stay in the pool (KVReviver), some come
- * after others have left. Each round is attention over the blocks that came for it. A result is the
- * mean of the rounds' results, by the weights of what they saw.
+ * Attention in rounds. If queries need more blocks than may stay in the pool, some come after others
+ * have left. Each round is attention over the blocks that came for it. A result is the mean of the
+ * rounds' results, by the weights of what they saw.
  */
 
 #include <errno.h>

@@ -22,6 +22,7 @@ from . import again, ask
 from .rows import POOL, Row
 
 PATIENCE_S = 600        # the daemon's worker has what others leave of the processor
+WANTED = 0.02           # kvreviver.wanted: many heads of a pretrained model spread their attention over many blocks
 
 
 class Pooled:
@@ -108,7 +109,7 @@ class Pool:
     def _set(self, row: Row, budget: int, tokens: int) -> None:
         window = self.space.setting("hshare.sinks") + self.space.setting("hshare.recent")
         settings = {"keydiff": 0 < budget and not row.scorer, "keydiff.budget": budget,
-                    "kvreviver": row.stays < 1, "kvreviver.budget": row.stays,
+                    "kvreviver": row.stays < 1, "kvreviver.budget": row.stays, "kvreviver.wanted": WANTED,
                     "hshare": row.reads < 1, "hshare.top": max(round(row.reads * tokens) - window, 1)}
         for name, value in settings.items():
             self.space.set(name, value)
