@@ -132,7 +132,7 @@ static struct scene make_scene(const struct form *f) {
 /* ---- running ---- */
 
 struct result {
-        float *out, *block_mass, *token_mass;
+        float *out, *weight, *block_mass, *token_mass;
         size_t n_out;
 };
 
@@ -142,6 +142,7 @@ static struct result attend(const struct scene *s, const struct kvd_ops *ops, ui
 
         a.ops = ops;
         r.out = buffer(r.n_out * sizeof *r.out);
+        r.weight = buffer((size_t)a.n * a.group * sizeof *r.weight);
         a.block_mass = r.block_mass = buffer(s->n_blocks * sizeof *r.block_mass);
         a.token_mass = r.token_mass = buffer(s->form.n_keys * sizeof *r.token_mass);
         for (uint32_t t = 0; t < s->form.n; t += a.n) {
@@ -149,6 +150,7 @@ static struct result attend(const struct scene *s, const struct kvd_ops *ops, ui
                 a.n = MIN(chunk, s->form.n - t);
                 a.q = s->q + t * a.ldq;
                 a.out = r.out + t * a.ldo;
+                a.weight = r.weight + (size_t)t * a.group;
                 a.scratch = buffer(kvd_attend_scratch(&a) * sizeof *a.scratch);
                 memset(a.scratch, 0xff, kvd_attend_scratch(&a) * sizeof *a.scratch);
                 kvd_attend(&a);
@@ -175,6 +177,8 @@ static void check_form(const struct form *f) {
                      chunk = chunk == 1 ? 3 : chunk * 4) {
                         got = attend(&s, *v, chunk);
                         assert_same_bits(expected.out, got.out, got.n_out, (*v)->name);
+                        assert_same_bits(expected.weight, got.weight, (size_t)f->n * f->group,
+                                         (*v)->name);
                         assert_same_bits(expected.block_mass, got.block_mass, s.n_blocks,
                                          (*v)->name);
                         assert_same_bits(expected.token_mass, got.token_mass, f->n_keys,
