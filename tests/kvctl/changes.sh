@@ -74,7 +74,7 @@ json_is_valid
 kvctl 0 space set tiny policy=fifo
 says_not 'follow'
 kvctl 0 space set tiny policy=fifo keydiff.budget=64
-says 'kvlm' 'engines do not'
+says 'kvlm' 'vLLM on CPUs if'
 kvctl 1 space set tiny polcy=fifo
 complains policy
 kvctl 2 space set tiny policy
