@@ -228,8 +228,9 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         }
         if (of_a_method) {
                 answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
-                answer_say(answer, "of the engines, transformers in place does, and vLLM on CPUs if "
-                                   "asked to: kvd-methods(7).");
+                answer_say(answer,
+                           "of the engines, transformers in place does, and vLLM on CPUs if "
+                           "asked to: kvd-methods(7).");
         }
         return r;
 }
