@@ -426,6 +426,16 @@ def test_the_manager_alone(world: World) -> None:
     program("vllm_manager.py", world.daemon.socket)
 
 
+def test_a_request_of_more_than_may_be_filled_at_a_time(world: World) -> None:
+    """A process may fill half of a pool at a time, and publishes what it has filled. vLLM waited for the whole request to fit,
+    for ever, and said nothing."""
+    prompts = [document(790, 2000)]
+    with daemon("--pool", "12M", "--set", "daemon.segment=1M") as small:
+        with Engine("in place", extra={"socket": small.socket}, max_model_len=2560, max_num_batched_tokens=512) as one:
+            same(one.ask(prompts), world.alone.ask(prompts))
+        small.check()
+
+
 def test_methods(world: World) -> None:
     print(program("vllm_methods.py"), end="", flush=True)
 

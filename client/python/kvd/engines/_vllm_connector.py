@@ -131,6 +131,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                              f" a sequence of max_model_len needs {needed}. Give it a larger pool, or vLLM a smaller"
                              f" --max-model-len (at most {self._longest(config, caches)})")
         caches.num_blocks = config.cache_config.num_gpu_blocks = self.blocks
+        step = min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
+        most = self.space.available() * self.size
+        if most < step and self.role == KVConnectorRole.SCHEDULER:
+            logger.warning("kvd: a step may fill %d tokens, and the pool has room for %d now: if that does not change, requests"
+                           " of more tokens wait for ever. A process may fill half of a pool at a time (client_quota in"
+                           " kvd.conf), so set --max-num-batched-tokens to that", step, most)
 
     def _place(self, caches: KVCacheConfig, layers: list[int], shares: int) -> None:
         """Set where this worker's layers are in a block: the stages of a pipeline one after the other, and in each stage

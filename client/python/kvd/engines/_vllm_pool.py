@@ -132,8 +132,9 @@ class Manager(KVCacheManager):
     @contextmanager
     def _taking(self, more: int, hits: list[KVCacheBlock], most: int | None) -> Iterator[None]:
         """Meanwhile, whenever vLLM counts the blocks that a request needs now, allocate them from the pool, and `more` if
-        the pool has them, so that vLLM finds them free. Blocks that were found have a reference, and are not free. most:
-        the largest number of blocks that the request has at a time, if it does not keep all."""
+        the pool has them, so that vLLM finds them free. Blocks that were found have a reference, and are not free. A
+        request that runs alone need not fit as a whole now: others can only be waited for while it runs, too. most: the
+        largest number of blocks that the request has at a time, if it does not keep all."""
         coordinator, count = self.coordinator, self.coordinator.get_num_blocks_to_allocate
 
         def take(*arguments, apply_admission_cap: bool = False, **options) -> int:
@@ -141,6 +142,8 @@ class Manager(KVCacheManager):
             if apply_admission_cap and most is not None:
                 need = min(need, most)
             self.block_pool.admitting = apply_admission_cap
+            if apply_admission_cap and not self.ledger.is_busy():       # what may be filled at a time is less than the pool
+                return min(need, max(self.block_pool.get_num_free_blocks(), 1))
             if not apply_admission_cap and not self.ledger.fetch(need + more) and more:
                 self.ledger.fetch(need)     # vLLM asks for no watermark if no other request runs
             return need
