@@ -3,18 +3,18 @@
 #define KVD_STORE_FILE_TIER_H
 
 /*
- * The file tier, as the daemon sees it. The store has the catalog of the files' records, and
- * decides which blocks are written and read back. Each file has a disk process (daemon/process/disk), which
- * reads and writes it and gets one request at a time. Only clients that wait for a fetch wait for
- * disks. Requests are spread over the files. If a file fails or hangs, only its records are lost.
+ * The file tier, as the daemon sees it. The store has the catalog of the file's records, and
+ * decides which blocks are written and read back. A disk process (daemon/process/disk) reads and
+ * writes the file, and gets one request at a time. Only clients that wait for a fetch wait for it.
+ * Several disks are made one by the system (RAID, LVM).
  *
- *      opening ──all were seen──► scanning ──all extents──► on ──a flush failed, no process──► off
- *                                                            └──no answer──► hanging, until told
+ *      opening ──it was seen──► scanning ──all extents──► on ──a flush failed, no process──► off
+ *                                                          └──no answer──► hanging, until told
  *
  * Below a pool on a GPU, blocks pass through host memory (file/host.c), where copies of some blocks
  * may stay, also without a file.
  *
- * Exact copies of a sequence's blocks are written to the files when memory for them is short, and
+ * Exact copies of a sequence's blocks are written to the file when memory for them is short, and
  * read back when they are needed (file/cold_copies.c). They belong to that sequence only, and do
  * not survive a restart.
  *
@@ -26,14 +26,12 @@
 #include "ipc/base/disk.h"
 #include "store/store.h"
 
-#define STORE_DISK_NAME 64u
 /* Host memory for a tier's requests below a pool on a GPU, in addition to the copies that stay. */
 #define STORE_CARRY_BYTES (UINT64_C(16) << 20)
 
 struct store_disk_config {
-        uint32_t n_files;                        /* up to DISK_FILES; 0: there is no file tier */
-        uint64_t bytes[DISK_FILES];              /* size of each file */
-        char names[DISK_FILES][STORE_DISK_NAME]; /* for people */
+        bool there;     /* false: there is no file */
+        uint64_t bytes; /* its size */
         uint32_t depth; /* tokens; blocks ending there or later are written at first use */
         uint64_t host;  /* bytes of copies in host memory, below a pool on a GPU */
 };
@@ -69,63 +67,59 @@ struct store_disk_question {
 
 /*
  * Creates the tier; call it before clients connect. Without this call, or if config has neither
- * files nor host, there is no tier and the functions below do nothing. Without files the tier is on
+ * a file nor host, there is no tier and the functions below do nothing. Without a file the tier is on
  * at once, and empty.
  */
 int store_disk_begin(struct store *store, const struct store_disk_config *config);
 /*
- * Sets a function that is called when there is a request for a disk; soon: a client waits for it.
+ * Sets a function that is called when there is a request for the disk; soon: a client waits for it.
  */
 void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data);
 
 /*
- * A file's process has opened it. copies: both copies of the superblock, as they are on the disk.
- * With an error the file is not used. There are no requests before all files were opened.
+ * The process has opened the file. copies: both copies of the superblock, as they are on the disk.
+ * With an error the file is not used.
  */
-void store_disk_looked(struct store *store, uint32_t file, int error, const void *copies,
-                       uint64_t bytes);
-/* A remark about a file in use, for users; "": none. */
-void store_disk_note(struct store *store, uint32_t file, const char *why);
-/* Turns a file, or all, off until the daemon is restarted. */
-void store_disk_file_off(struct store *store, uint32_t file, const char *why);
+void store_disk_looked(struct store *store, int error, const void *copies, uint64_t bytes);
+/* A remark about the file in use, for users; "": none. */
+void store_disk_note(struct store *store, const char *why);
+/* Turns the file off until the daemon is restarted. */
 void store_disk_off(struct store *store, const char *why);
 
 /*
- * For a tier without files, which has no disk process: gives work to the worker. True: call again
+ * For a tier without a file, which has no disk process: gives work to the worker. True: call again
  * after a while.
  */
 bool store_host_next(struct store *store);
 
-/* The next request to a file's process; NULL: none. *later: there may be one after a while. */
-const struct store_disk_question *store_disk_next(struct store *store, uint32_t file, bool *later);
+/* The next request to the file's process; NULL: none. *later: there may be one after a while. */
+const struct store_disk_question *store_disk_next(struct store *store, bool *later);
 
 /*
  * The reply, by the kind of the request. Errors are 0 or negative. After an error of SUPER the file
  * is off, except for -EAGAIN: then the request is repeated.
  */
-void store_disk_told(struct store *store, uint32_t file, int error);
-void store_disk_scanned(struct store *store, uint32_t file, int error, uint32_t slot_bytes,
+void store_disk_told(struct store *store, int error);
+void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
                         const struct kvd_disk_found *found, uint32_t n);
 /* checksums: XXH3-64 of each block read; NULL if not requested. */
-void store_disk_moved(struct store *store, uint32_t file, const int32_t *errors,
-                      const uint64_t *checksums, uint32_t n);
+void store_disk_moved(struct store *store, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n);
 /* There was no reply for a while: until it comes, new fetches do not use the file's records. */
-void store_disk_slow(struct store *store, uint32_t file);
+void store_disk_slow(struct store *store);
 /* There is no reply, and the process still exists: fetches stop waiting for it. */
-void store_disk_hangs(struct store *store, uint32_t file);
+void store_disk_hangs(struct store *store);
 /* The process is gone, and with it the request; the next process opens the file again. */
-void store_disk_lost(struct store *store, uint32_t file);
+void store_disk_lost(struct store *store);
 
-/* A place of a request, as a number within its file. */
-uint64_t store_disk_place(const struct store *store, uint64_t place);
 /* The memory of a request's item: a descriptor and the offset in it; or a negative errno. */
-int store_disk_memory(struct store *store, uint32_t file, uint32_t item, uint64_t *offset);
+int store_disk_memory(struct store *store, uint32_t item, uint64_t *offset);
 
-#define STORE_DISK_SPACES 158u /* number of spaces that can have blocks in the files */
+#define STORE_DISK_SPACES 158u /* number of spaces that can have blocks in the file */
 
 /* Was a space with that name deleted, and may the file still have records of it? */
 bool store_disk_erasing(const struct store *store, const char *domain, const char *space);
-/* -EBUSY: too many deleted spaces, of the domain or of all, must still be erased from the files. */
+/* -EBUSY: too many deleted spaces, of the domain or of all, must still be erased from the file. */
 int store_disk_may_erase(struct store *store, const char *domain);
 
 enum store_disk_state {
@@ -137,9 +131,9 @@ enum store_disk_state {
         STORE_DISK_OFF,
 };
 
-struct store_disk_info { /* of a file; but fetches and queue are totals of all files */
+struct store_disk_info { /* of the file, or of copies in host memory */
         enum store_disk_state state;
-        char name[STORE_DISK_NAME];
+        const char *name;
         uint64_t bytes, used, records, scanned, extents;
         uint64_t fetches, queue; /* number of fetches; number of them under way */
         uint64_t hits, misses;   /* number of blocks fetched; number not found, or damaged */
@@ -153,11 +147,10 @@ struct store_disk_info { /* of a file; but fetches and queue are totals of all f
         uint64_t age_ns;        /* time since the last use, or start, of what is evicted next */
         char why[128];          /* why it is off, or another remark */
 };
-uint32_t store_disk_n_files(const struct store *store);
-/* Number of files that are off or hang. */
-uint32_t store_disk_files_off(const struct store *store);
-/* ret->state is STORE_DISK_NONE if there is no file with this number. */
-void store_disk_get_info(const struct store *store, uint32_t file, struct store_disk_info *ret);
+/* Is there a file that is off or hangs? */
+bool store_disk_is_off(const struct store *store);
+/* ret->state is STORE_DISK_NONE if there is neither a file nor host memory in place of one. */
+void store_disk_get_info(const struct store *store, struct store_disk_info *ret);
 /*
  * The same for copies in host memory (store_disk_config.host). Returns 1, or 0 if there are none.
  */

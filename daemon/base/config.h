@@ -41,11 +41,6 @@ struct config_domain {
         struct config_domain *next;           /* owned */
 };
 
-struct file_list {
-        uint32_t n;
-        char paths[DISK_FILES][108];
-};
-
 struct config {
         char socket[108];
         uint32_t socket_mode;
@@ -58,8 +53,8 @@ struct config {
         uint64_t pool_most;        /* maximum for a reload of pool; 0: pool at the start */
         uint64_t overhead;         /* 0: the store chooses */
         uint64_t segment;          /* 0: the store chooses */
-        struct file_list files;    /* of the file tier */
-        uint64_t file_size;        /* bytes of each file; 0: its present size */
+        char file[108];            /* of the file tier; "": none */
+        uint64_t file_size;        /* bytes of the file; 0: its present size */
         uint32_t file_depth;       /* tokens: deeper blocks are written at their first use */
         uint32_t file_timeout;     /* seconds that the disk may take to answer its requests */
         uint64_t host_tier;        /* bytes of host memory below a pool on a GPU; 0: none */

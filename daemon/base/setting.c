@@ -60,12 +60,12 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, spill),
          .text = "Maximum memory for exact copies of blocks that left the pool, and for sketches; "
                  "0: as much as the pool."},
-        {"file", SETTING_FILES, "", .fixed = true, .offset = offsetof(struct config, files),
-         .text = "File or block device for blocks that leave the pool, or several with commas "
-                 "between them; the blocks survive a restart of kvd or the machine. Empty: none."},
+        {"file", SETTING_FILE, "", .fixed = true, .offset = offsetof(struct config, file),
+         .text = "File or block device for blocks that leave the pool; the blocks survive a restart "
+                 "of kvd or the machine. Empty: none."},
         {"file_size", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, file_size),
-         .text = "Size of each file; a file of another size is not used. 0: as large as the file is, "
+         .text = "Size of the file; a file of another size is not used. 0: as large as the file is, "
                  "or all of the block device."},
         {"file_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, file_depth),
@@ -219,7 +219,6 @@ const struct setting *setting_find(const struct setting *settings, const char *n
 const char *setting_unit(const struct setting *setting) {
         static const char *const units[] = {[SETTING_PATH] = "path",
                                             [SETTING_FILE] = "path",
-                                            [SETTING_FILES] = "path, ...",
                                             [SETTING_TEXT] = "text",
                                             [SETTING_NAME] = "name",
                                             [SETTING_MODE] = "octal mode",
@@ -262,7 +261,18 @@ static int parse_path(const char *value, char to[static 108], struct kvd_why *wh
         return 0;
 }
 
+/* "/a, /b" or "/a," */
+static bool is_list(const char *value) {
+        const char *comma = strchr(value, ','), *next = comma ? comma + strspn(comma, ", \t") : "";
+
+        return comma && (!*next || *next == '/');
+}
+
 static int parse_file(const char *value, char to[static 108], struct kvd_why *why) {
+        if (is_list(value))
+                return kvd_refuse(why, -EINVAL,
+                                  "name one path, and no list; the system makes one "
+                                  "device of several disks (RAID, LVM)");
         if (value[0] && value[0] != '/')
                 return kvd_refuse(why, -EINVAL, "'%s' is not a path; write one that begins with /",
                                   value);
@@ -272,27 +282,6 @@ static int parse_file(const char *value, char to[static 108], struct kvd_why *wh
         memset(to, 0, 108);
         memcpy(to, value, strlen(value));
         return 0;
-}
-
-static int parse_files(const char *value, struct file_list *to, struct kvd_why *why) {
-        char copy[DISK_FILES * sizeof *to->paths], *save = NULL;
-        int r = 0;
-
-        memset(to, 0, sizeof *to);
-        if (strlen(value) >= sizeof copy)
-                return kvd_refuse(why, -EINVAL, "the list is longer than %zu bytes",
-                                  sizeof copy - 1);
-        strcpy(copy, value);
-        for (char *path = strtok_r(copy, ",", &save); path && r == 0;
-             path = strtok_r(NULL, ",", &save)) {
-                path += strspn(path, " \t");
-                for (size_t n = strlen(path); n && strchr(" \t", path[n - 1]); n--)
-                        path[n - 1] = 0;
-                if (to->n == DISK_FILES)
-                        return kvd_refuse(why, -EINVAL, "there are more than %u paths", DISK_FILES);
-                r = parse_file(path, to->paths[to->n++], why);
-        }
-        return r;
 }
 
 static int parse_text(const char *value, char to[static 1024], struct kvd_why *why) {
@@ -455,19 +444,12 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 }
 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
-        static const size_t sizes[] = {[SETTING_PATH] = 108,
-                                       [SETTING_FILE] = 108,
-                                       [SETTING_TEXT] = 1024,
-                                       [SETTING_FILES] = sizeof(struct file_list),
-                                       [SETTING_NAME] = KVD_NAME_MAX + 1,
-                                       [SETTING_MODE] = 4,
-                                       [SETTING_GROUP] = 4,
-                                       [SETTING_BYTES] = 8,
-                                       [SETTING_MEMORY] = 8,
-                                       [SETTING_COUNT] = 4,
-                                       [SETTING_NUMBER] = 4,
-                                       [SETTING_CHOICE] = 4,
-                                       [SETTING_USER] = 4};
+        static const size_t sizes[] = {[SETTING_PATH] = 108,  [SETTING_FILE] = 108,
+                                       [SETTING_TEXT] = 1024, [SETTING_NAME] = KVD_NAME_MAX + 1,
+                                       [SETTING_MODE] = 4,    [SETTING_GROUP] = 4,
+                                       [SETTING_BYTES] = 8,   [SETTING_MEMORY] = 8,
+                                       [SETTING_COUNT] = 4,   [SETTING_NUMBER] = 4,
+                                       [SETTING_CHOICE] = 4,  [SETTING_USER] = 4};
         const void *from = (const char *)now + o->offset;
         void *to = (char *)next + o->offset;
         bool changed = memcmp(from, to, sizes[o->type]) != 0;
@@ -482,7 +464,6 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
         switch (o->type) {
         case SETTING_PATH: return parse_path(value, to, why);
         case SETTING_FILE: return parse_file(value, to, why);
-        case SETTING_FILES: return parse_files(value, to, why);
         case SETTING_TEXT: return parse_text(value, to, why);
         case SETTING_NAME: return parse_name(value, to, why);
         case SETTING_MODE: return parse_mode(value, to, why);

@@ -13,7 +13,6 @@
 enum setting_type {
         SETTING_PATH,   /* char[108] */
         SETTING_FILE,   /* char[108]; may be empty */
-        SETTING_FILES,  /* struct file_list; may be empty */
         SETTING_TEXT,   /* char[1024]; may be empty */
         SETTING_NAME,   /* char[KVD_NAME_MAX + 1]; may be empty */
         SETTING_MODE,   /* uint32_t, octal */

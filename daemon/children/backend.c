@@ -213,7 +213,7 @@ static void size_by_gpu(const struct backend *b, struct config *config) {
 
 /* Blocks pass through host memory on their way to and from files and servers. */
 static uint64_t least_spill(const struct config *config) {
-        return config->host_tier + (config->files.n ? STORE_CARRY_BYTES : 0) +
+        return config->host_tier + (config->file[0] ? STORE_CARRY_BYTES : 0) +
                (config->remote[0] ? STORE_CARRY_BYTES : 0);
 }
 

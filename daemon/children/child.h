@@ -5,7 +5,7 @@
 /*
  * A child: a process of the same program that does what the loop must not do itself. The daemon has
  * four kinds: the worker (worker_jobs.h), which computes, the exporter (exporter_child.h), which
- * holds memory in a CUDA context, a disk process for each file (disk_child.h), and the remote
+ * holds memory in a CUDA context, the disk process (disk_child.h), and the remote
  * process (remote_child.h).
  *
  *      none ──wanted──▶ runs ◀──request, reply──▶ asked

@@ -3,10 +3,10 @@
 #define KVD_DAEMON_CHILDREN_DISK_CHILD_H
 
 /*
- * The owner's side of the disk processes (kvd --disk), which read and write the files of the file
- * tier (store/file_tier.h). Each file has one, started with the daemon. A process that hangs is
- * killed. Until it is gone, according to the kernel, and the next one has opened the file, nothing
- * in its file is used, and no client waits for it.
+ * The owner's side of the disk process (kvd --disk), which reads and writes the file of the file
+ * tier (store/file_tier.h). It is started with the daemon. A process that hangs is killed. Until it
+ * is gone, according to the kernel, and the next one has opened the file, nothing in the file is
+ * used, and no client waits for it.
  */
 
 #include <stddef.h>
@@ -18,8 +18,8 @@
 struct disk_owner;
 
 /*
- * Opens and locks the files, and creates those that are missing. *ret is NULL if the configuration
- * names none.
+ * Opens and locks the file, and creates it if it is missing. *ret is NULL if the configuration names
+ * none.
  */
 int disk_owner_new(const struct config *config, struct loop *loop, struct store *store,
                    struct disk_owner **ret, struct kvd_why *why);

@@ -24,7 +24,7 @@ static void look(struct loop_timer *timer) {
 
         if (store_host_next(t->store))
                 wants(t, false);
-        store_disk_get_info(t->store, 0, &info);
+        store_disk_get_info(t->store, &info);
         if (info.errors)
                 tier_errors_say(&t->errors, "host tier", info.errors, info.last_error);
 }
@@ -35,7 +35,7 @@ int host_tier_begin(struct host_tier *t, const struct config *config, struct loo
                                                .host = config->host_tier};
         int r;
 
-        if (!config->host_tier || config->files.n)
+        if (!config->host_tier || config->file[0])
                 return 0;
         r = store_disk_begin(store, &tier);
         if (r < 0)

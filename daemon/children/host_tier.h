@@ -3,7 +3,7 @@
 #define KVD_DAEMON_CHILDREN_HOST_TIER_H
 
 /*
- * The timer of a tier in host memory below a pool on a GPU, without files (store/file/host.c). It
+ * The timer of a tier in host memory below a pool on a GPU, without a file (store/file/host.c). It
  * checks for blocks to write ahead of need a few times a second; requests that a client waits for
  * are served immediately.
  */
@@ -20,7 +20,7 @@ struct host_tier {
         struct tier_errors errors;
 };
 
-/* Does nothing if host_tier is 0, or if there are files: then disk_child.h serves the tier. */
+/* Does nothing if host_tier is 0, or if there is a file: then disk_child.h serves the tier. */
 int host_tier_begin(struct host_tier *tier, const struct config *config, struct loop *loop,
                     struct store *store, struct kvd_why *why);
 void host_tier_end(struct host_tier *tier);

@@ -336,14 +336,16 @@ int handle_tier_info(struct client *c, const struct kvd_msg *request, struct cal
         struct store_remote_info *remote = &c->server->scratch->remote;
         char *why = c->server->scratch->tier_why;
         uint32_t above = store_host_get_info(c->server->store, disk);
-        uint32_t tier = request->tier_info.tier - above;
+        uint32_t tier = request->tier_info.tier;
 
-        if (request->tier_info.tier >= above)
-                store_disk_get_info(c->server->store, tier, disk);
+        if (tier >= above) {
+                store_disk_get_info(c->server->store, disk);
+                above += disk->state != STORE_DISK_NONE;
+        }
         store_remote_get_info(c->server->store, remote);
-        if (disk->state != STORE_DISK_NONE)
+        if (tier < above)
                 tell_disk(disk, c->admin, why, &call->reply.tier_info_reply);
-        else if (tier == store_disk_n_files(c->server->store) && remote->state != STORE_REMOTE_NONE)
+        else if (tier == above && remote->state != STORE_REMOTE_NONE)
                 tell_remote(remote, c->admin, why, &call->reply.tier_info_reply);
         else
                 return client_refuse(c, -ENOENT, "there are no more tiers");

@@ -31,7 +31,7 @@
 /* ---- life ------------------------------------------------------------------------------------ */
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * seats_needed(config) + 1 + (3 + config->files.n) * CHILD_SOURCES;
+        return 2 * seats_needed(config) + 1 + (3 + !!config->file[0]) * CHILD_SOURCES;
 }
 
 static int make_instance(struct server *server) {

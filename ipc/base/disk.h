@@ -2,11 +2,9 @@
 #ifndef KVD_BASE_DISK_H
 #define KVD_BASE_DISK_H
 
-/* Records in the messages between the daemon and its disk processes (msg.def, disk_*). */
+/* Records in the messages between the daemon and its disk process (msg.def, disk_*). */
 
 #include "ipc/base/layout.h"
-
-#define DISK_FILES 16u /* files or block devices of the file tier, at most */
 
 /* Identifies a record: a block and its position in a chain of records. */
 struct kvd_label {

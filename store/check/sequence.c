@@ -323,7 +323,7 @@ static void count_moved(struct walk *w, uint32_t place) {
                 count_carried(w, place);
 }
 
-/* Each slot that the space has in the files belongs to one place. */
+/* Each slot that the space has in the file belongs to one place. */
 static void check_moved(struct walk *w) {
         const struct file *file = space_store(w->space)->file;
         const struct audit *audit = w->audit;
@@ -411,12 +411,12 @@ static void count_carry(struct walk *w, const struct carry *c) {
                 count_carried(w, c->spare[i]);
 }
 
-static void count_disk(struct walk *w, const struct file *file, uint32_t i) {
-        const struct store_disk_question *q = &file->disks[i].question;
+static void count_disk(struct walk *w, const struct file *file) {
+        const struct store_disk_question *q = &file->disk.question;
 
         for (uint32_t k = 0; q->space == w->space && !q->copies && k < q->n; k++)
                 count_moving(w, q->items[k].block);
-        count_carry(w, host_carry(file, i));
+        count_carry(w, host_carry(file));
 }
 
 /* Blocks that have room and were not requested yet, or that arrived before their parent. */
@@ -427,14 +427,13 @@ static void count_fetch(struct walk *w, const struct fetch *f) {
                         count_moving(w, f->steps[i].block);
 }
 
-/* Blocks that a disk reads or writes, and the blocks of fetches. */
+/* Blocks that the disk reads or writes, and the blocks of fetches. */
 static void count_file(struct walk *w) {
         const struct file *file = space_store(w->space)->file;
 
         if (!file)
                 return;
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                count_disk(w, file, i);
+        count_disk(w, file);
         for (struct kvd_list_node *node = file->fetches.first; node; node = node->next)
                 count_fetch(w, container_of(node, struct fetch, to.waiting));
 }

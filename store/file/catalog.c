@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The catalog is a table with an entry for each place of the volumes. Only entries that were used
+ * The catalog is a table with an entry for each place of the volume. Only entries that were used
  * take memory. No function here reads a disk, and each takes a bounded number of steps.
  */
 
@@ -13,7 +13,7 @@
 
 #include "ipc/base/sys.h"
 
-#define BUCKET_BYTES (UINT64_C(256) << 10) /* bytes of the files for each bucket */
+#define BUCKET_BYTES (UINT64_C(256) << 10) /* bytes of the file for each bucket */
 #define LOOKS 64u /* records that one search looks at, in a bucket or from the cold end */
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -29,38 +29,14 @@ static void *table(uint64_t n, size_t size) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-/* Returns the total bytes of all extents. */
-static uint64_t take_files(struct catalog *c, const struct catalog_size *sizes) {
-        uint64_t bytes = 0;
-
-        for (uint32_t i = 0; i < c->n_files; i++) {
-                uint32_t n = MIN(sizes[i].n_extents, UINT32_MAX / FILE_SLOTS - c->n_extents);
-
-                c->files[i] = (struct catalog_file){.first = c->n_extents,
-                                                    .n_extents = n,
-                                                    .extent_bytes = sizes[i].extent_bytes,
-                                                    .coldest = CATALOG_NOWHERE,
-                                                    .warmest = CATALOG_NOWHERE};
-                c->n_extents += n;
-                bytes += n * sizes[i].extent_bytes;
-        }
-        return bytes;
-}
-
-static void begin_file(struct catalog *c, uint32_t file) {
-        struct catalog_file *f = &c->files[file];
-
-        for (uint32_t i = f->first; i < f->first + f->n_extents; i++) {
-                c->extents[i].file = file;
-                kvd_list_insert(&f->empty, NULL, &c->extents[i].node);
-        }
-}
-
-int catalog_open(struct catalog *c, const struct catalog_size *sizes, uint32_t n_files) {
+int catalog_open(struct catalog *c, uint64_t extent_bytes, uint32_t n_extents) {
         uint64_t bytes;
 
-        *c = (struct catalog){.n_files = n_files};
-        bytes = take_files(c, sizes);
+        *c = (struct catalog){.extent_bytes = extent_bytes,
+                              .n_extents = MIN(n_extents, UINT32_MAX / FILE_SLOTS),
+                              .coldest = CATALOG_NOWHERE,
+                              .warmest = CATALOG_NOWHERE};
+        bytes = c->n_extents * extent_bytes;
         c->most_copy_bytes = bytes / CATALOG_COPIES;
         c->n_buckets = (uint32_t)pow2_up(MIN(MAX(bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
         c->extents = table(c->n_extents, sizeof *c->extents);
@@ -68,8 +44,8 @@ int catalog_open(struct catalog *c, const struct catalog_size *sizes, uint32_t n
         c->buckets = table(c->n_buckets, sizeof *c->buckets);
         if (!c->extents || !c->entries || !c->buckets)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < n_files; i++)
-                begin_file(c, i);
+        for (uint32_t i = 0; i < c->n_extents; i++)
+                kvd_list_insert(&c->empty, NULL, &c->extents[i].node);
         return 0;
 }
 
@@ -132,7 +108,7 @@ uint32_t catalog_find(const struct catalog *c, uint64_t tag) {
         for (uint32_t i = 0; next && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[next - 1];
 
-                if (e->tag == tag && !c->spaces[e->space].dead && !catalog_is_off(c, next - 1))
+                if (e->tag == tag && !c->spaces[e->space].dead && !catalog_is_off(c))
                         return next - 1;
                 next = e->same;
         }
@@ -159,26 +135,23 @@ static void hash_remove(struct catalog *c, uint32_t place) {
 
 /*
  * The LRU list contains only records without children: others cannot be evicted, however cold they
- * are, and would only slow down the search. Each file has its own list, so that the records of a
- * file that takes nothing do not slow it down either.
+ * are, and would only slow down the search.
  */
 static void use_remove(struct catalog *c, uint32_t place) {
         const struct catalog_entry *e = &c->entries[place];
-        struct catalog_file *f = catalog_file(c, place);
 
-        *(e->older == CATALOG_NOWHERE ? &f->coldest : &c->entries[e->older].newer) = e->newer;
-        *(e->newer == CATALOG_NOWHERE ? &f->warmest : &c->entries[e->newer].older) = e->older;
+        *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = e->newer;
+        *(e->newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[e->newer].older) = e->older;
 }
 
 /* newer: its neighbour in the list; CATALOG_NOWHERE: it becomes the warmest */
 static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
-        struct catalog_file *f = catalog_file(c, place);
         struct catalog_entry *e = &c->entries[place];
 
         e->newer = newer;
-        e->older = newer == CATALOG_NOWHERE ? f->warmest : c->entries[newer].older;
-        *(e->older == CATALOG_NOWHERE ? &f->coldest : &c->entries[e->older].newer) = place;
-        *(newer == CATALOG_NOWHERE ? &f->warmest : &c->entries[newer].older) = place;
+        e->older = newer == CATALOG_NOWHERE ? c->warmest : c->entries[newer].older;
+        *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = place;
+        *(newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[newer].older) = place;
 }
 
 /*
@@ -186,7 +159,7 @@ static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
  * LOOKS records, and otherwise as the warmest.
  */
 static void use_return(struct catalog *c, uint32_t place) {
-        uint32_t newer = catalog_file(c, place)->coldest;
+        uint32_t newer = c->coldest;
 
         for (uint32_t i = 0;
              newer != CATALOG_NOWHERE && c->entries[newer].used_ns <= c->entries[place].used_ns;
@@ -209,20 +182,14 @@ void catalog_touch(struct catalog *c, uint32_t place) {
         use_add(c, place);
 }
 
-uint64_t catalog_age(const struct catalog *c, uint32_t file) {
-        uint32_t coldest = c->files[file].coldest;
-
-        return coldest == CATALOG_NOWHERE ? 0 : sys_now_ns() - c->entries[coldest].used_ns;
+uint64_t catalog_age(const struct catalog *c) {
+        return c->coldest == CATALOG_NOWHERE ? 0 : sys_now_ns() - c->entries[c->coldest].used_ns;
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 static struct catalog_extent *extent_of(struct catalog *c, uint32_t place) {
         return &c->extents[place / FILE_SLOTS];
-}
-
-static struct catalog_file *file_of(struct catalog *c, const struct catalog_extent *e) {
-        return &c->files[e->file];
 }
 
 static uint32_t first_place(const struct catalog *c, const struct catalog_extent *e) {
@@ -252,10 +219,10 @@ static void extent_begin(struct catalog *c, struct catalog_extent *e, struct cat
         kvd_list_remove(&e->node);
         class->extents++;
         e->slot_bytes = class->slot_bytes;
-        e->slots = file_slots(file_of(c, e)->extent_bytes, class->slot_bytes);
+        e->slots = file_slots(c->extent_bytes, class->slot_bytes);
         e->used = e->fresh = 0;
         e->free = CATALOG_NOWHERE;
-        kvd_list_insert(&class->roomy[e->file], NULL, &e->node);
+        kvd_list_insert(&class->roomy, NULL, &e->node);
 }
 
 /* The extent has no records any more: makes it available for any slot size. */
@@ -263,7 +230,7 @@ static void extent_end(struct catalog *c, struct catalog_extent *e) {
         class_of(c, e->slot_bytes)->extents--;
         kvd_list_remove(&e->node);
         e->slot_bytes = 0;
-        kvd_list_insert(&file_of(c, e)->empty, file_of(c, e)->empty.first, &e->node);
+        kvd_list_insert(&c->empty, c->empty.first, &e->node);
 }
 
 static uint32_t slot_take(struct catalog *c, struct catalog_extent *e) {
@@ -285,7 +252,7 @@ static void slot_give(struct catalog *c, uint32_t place) {
         c->entries[place] = (struct catalog_entry){.older = e->free};
         e->free = place;
         if (!extent_has_room(e))
-                kvd_list_insert(&class_of(c, e->slot_bytes)->roomy[e->file], NULL, &e->node);
+                kvd_list_insert(&class_of(c, e->slot_bytes)->roomy, NULL, &e->node);
         e->used--;
         if (!e->used)
                 extent_end(c, e);
@@ -355,13 +322,10 @@ static void parent_changes(struct catalog *c, uint32_t place, int by) {
 
 static void count(struct catalog *c, uint32_t place, int by) {
         struct catalog_namespace *of = &c->spaces[c->entries[place].space];
-        struct catalog_file *file = catalog_file(c, place);
         uint64_t bytes = (uint64_t)by * extent_of(c, place)->slot_bytes;
 
         of->bytes += bytes;
         of->records += (uint64_t)by;
-        file->bytes += bytes;
-        file->records += (uint64_t)by;
         c->bytes += bytes;
         c->records += (uint64_t)by;
 }
@@ -391,8 +355,7 @@ static void count_copy(struct catalog *c, uint32_t place, int by) {
 
         c->spaces[c->entries[place].space].bytes += bytes;
         c->spaces[c->entries[place].space].copy_bytes += bytes;
-        catalog_file(c, place)->bytes += bytes;
-        catalog_file(c, place)->copies += (uint64_t)by;
+        c->copies += (uint64_t)by;
         c->bytes += bytes;
         c->copy_bytes += bytes;
 }
@@ -430,7 +393,7 @@ void catalog_spoil(struct catalog *c, uint32_t place) {
         leave(c, place);
         if (extent_has_room(e))
                 kvd_list_remove(&e->node);
-        file_of(c, e)->n_bad += !e->bad;
+        c->n_bad += !e->bad;
         e->bad = true;
         e->used = e->fresh = e->slots;
         e->free = CATALOG_NOWHERE;
@@ -443,13 +406,14 @@ static bool may_go(const struct catalog_entry *e, uint64_t since_ns) {
         return e->state == CATALOG_THERE && !e->busy && !e->children && e->used_ns < since_ns;
 }
 
-static bool takes_more(const struct catalog_file *f) {
-        return !f->off && !f->hangs && !f->closed;
+static bool takes_more(const struct catalog *c) {
+        return !catalog_is_off(c) && !c->closed;
 }
 
-static uint32_t coldest_of(const struct catalog *c, uint32_t file, const void *owner,
-                           uint32_t slot_bytes, uint64_t since_ns) {
-        uint32_t place = c->files[file].coldest;
+/* The coldest record that may be evicted, of that owner (NULL: any). */
+static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
+                        uint64_t since_ns) {
+        uint32_t place = takes_more(c) ? c->coldest : CATALOG_NOWHERE;
 
         for (uint32_t i = 0; place != CATALOG_NOWHERE && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[place];
@@ -463,23 +427,6 @@ static uint32_t coldest_of(const struct catalog *c, uint32_t file, const void *o
         return CATALOG_NOWHERE;
 }
 
-/* The coldest record that may be evicted, of that owner (NULL: any), in files that take records. */
-static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
-                        uint64_t since_ns) {
-        uint32_t ret = CATALOG_NOWHERE;
-
-        for (uint32_t file = 0; file < c->n_files; file++) {
-                uint32_t place = takes_more(&c->files[file]) ?
-                                         coldest_of(c, file, owner, slot_bytes, since_ns) :
-                                         CATALOG_NOWHERE;
-
-                if (place != CATALOG_NOWHERE &&
-                    (ret == CATALOG_NOWHERE || c->entries[place].used_ns < c->entries[ret].used_ns))
-                        ret = place;
-        }
-        return ret;
-}
-
 /* Evicts all records of an extent, even those with children. False: some of them are in use. */
 static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t since_ns) {
         uint32_t first = first_place(c, e), n = e->fresh;
@@ -491,37 +438,26 @@ static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t s
         for (uint32_t i = first; i < first + n; i++) {
                 if (c->entries[i].state != CATALOG_THERE)
                         continue;
-                file_of(c, e)->evicted++;
+                c->evicted++;
                 catalog_drop(c, i);
         }
         return true;
 }
 
-static uint32_t take_free_in(struct catalog *c, uint32_t file, struct catalog_class *class) {
-        struct catalog_file *f = &c->files[file];
+static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {
+        struct catalog_class *class = class_of(c, slot_bytes);
         struct catalog_extent *e;
 
-        if (!takes_more(f) || class->slot_bytes >= f->extent_bytes)
+        if (!class || !takes_more(c) || slot_bytes >= c->extent_bytes)
                 return CATALOG_NOWHERE;
-        e = kvd_list_first(&class->roomy[file], struct catalog_extent, node);
+        e = kvd_list_first(&class->roomy, struct catalog_extent, node);
         if (!e) {
-                e = kvd_list_first(&f->empty, struct catalog_extent, node);
+                e = kvd_list_first(&c->empty, struct catalog_extent, node);
                 if (!e)
                         return CATALOG_NOWHERE;
                 extent_begin(c, e, class);
         }
         return slot_take(c, e);
-}
-
-static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {
-        struct catalog_class *class = class_of(c, slot_bytes);
-        uint32_t place = CATALOG_NOWHERE;
-
-        for (uint32_t i = 0; class && place == CATALOG_NOWHERE && i < c->n_files; i++) {
-                place = take_free_in(c, c->turn, class);
-                c->turn = (c->turn + 1) % c->n_files;
-        }
-        return place;
 }
 
 static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_bytes,
@@ -530,7 +466,7 @@ static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_byt
 
         if (place == CATALOG_NOWHERE)
                 return false;
-        catalog_file(c, place)->evicted++;
+        c->evicted++;
         catalog_drop(c, place);
         return true;
 }

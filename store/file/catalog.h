@@ -3,17 +3,11 @@
 #define KVD_STORE_FILE_CATALOG_H
 
 /*
- * The daemon's directory of all its volumes, one per file, in memory: which record is at which
- * place. A record is found by its key, and refers to its parent (the record before it in the chain)
- * by place and sequence. A record stays as long as it has children. The catalog also decides which
- * record is evicted for a new one: the coldest one without children or, where all extents have
- * slots of another size, all records of that one's extent.
- *
- * New records are written to the files in turn while these have room, so that the blocks of a chain
- * are spread over all files, and each has an equal share of what is read or written at once. When
- * all files are full, the next record takes the place of the evicted one; evicted records were
- * spread in the same way. A file that takes nothing for a while (closed) is skipped. A place is
- * extent x FILE_SLOTS + slot; extents are numbered through all files.
+ * The daemon's directory of its volume, in memory: which record is at which place. A record is
+ * found by its key, and refers to its parent (the record before it in the chain) by place and
+ * sequence. A record stays as long as it has children. The catalog also decides which record is
+ * evicted for a new one: the coldest one without children or, where all extents have slots of
+ * another size, all records of that one's extent. A place is extent x FILE_SLOTS + slot.
  */
 
 #include "ipc/base/list.h"
@@ -29,7 +23,6 @@ struct catalog_namespace {
         struct kvd_index *told; /* index in which clients find hints of its records; or NULL */
         uint64_t bytes, records;
         uint64_t copy_bytes; /* part of bytes: exact copies, which are not counted in records */
-        uint64_t serial;     /* of the first superblock that names it */
         bool used, dead;     /* dead: it is being erased */
 };
 
@@ -45,7 +38,7 @@ struct catalog_entry {
         uint32_t same;    /* next in its hash bucket: place + 1; 0: none */
         uint32_t up;      /* place of its parent */
         uint32_t children;
-        /* links in the file's LRU list, unless it has children; FREE: older: next free slot */
+        /* links in the LRU list, unless it has children; FREE: older: next free slot */
         uint32_t older, newer;
         uint8_t state, space; /* space: number of its namespace */
         uint16_t busy;        /* number of reads under way; not evicted unless 0 */
@@ -55,7 +48,6 @@ struct catalog_extent {
         struct kvd_list_node node; /* in its class's list while it has free slots; or in empty */
         uint32_t slot_bytes;       /* 0: unused */
         uint32_t slots, used;
-        uint32_t file;
         uint32_t fresh; /* first slot that was never used */
         uint32_t free;  /* place of the first free slot below fresh */
         bool bad;       /* a write failed there */
@@ -63,41 +55,30 @@ struct catalog_extent {
 
 struct catalog_class {
         uint32_t slot_bytes, extents;
-        struct kvd_list roomy[DISK_FILES]; /* of each file: extents with free slots */
-};
-
-struct catalog_file {
-        uint64_t extent_bytes;
-        uint32_t first, n_extents, n_bad;
-        struct kvd_list empty;     /* unused extents */
-        uint32_t coldest, warmest; /* ends of the LRU list of its records */
-        uint64_t records, bytes, evicted;
-        uint64_t copies; /* number of exact copies, whose bytes are part of bytes */
-        bool off;        /* takes no records, and lookups miss those that it has */
-        bool hangs;      /* the same, until it answers */
-        bool closed;     /* takes no new records; lookups find those that it has */
-};
-
-struct catalog_size { /* of a file */
-        uint64_t extent_bytes;
-        uint32_t n_extents;
+        struct kvd_list roomy; /* extents with free slots */
 };
 
 struct catalog {
-        uint32_t n_extents, n_buckets, n_files;
-        struct catalog_file files[DISK_FILES];
-        uint32_t turn;                  /* file that is tried first for the next record */
+        uint64_t extent_bytes;
+        uint32_t n_extents, n_buckets;
+        uint32_t n_bad;                 /* extents in which a write failed */
+        struct kvd_list empty;          /* unused extents */
+        uint32_t coldest, warmest;      /* ends of the LRU list of records */
+        bool off;                       /* takes no records, and lookups miss those that it has */
+        bool hangs;                     /* the same, until the disk answers */
+        bool closed;                    /* takes no new records; lookups find those that it has */
         struct catalog_extent *extents; /* owned, as is all below */
         struct catalog_entry *entries;  /* by place */
         uint32_t *buckets;              /* place + 1; 0: empty */
         struct catalog_class classes[CATALOG_CLASSES];
         struct catalog_namespace spaces[FILE_NAMESPACES];
-        uint64_t records, bytes, copy_bytes, most_copy_bytes;
+        uint64_t records, bytes, evicted;
+        uint64_t copies, copy_bytes, most_copy_bytes; /* exact copies; copy_bytes: part of bytes */
         void (*gone)(void *data, uint32_t place); /* called before a record is removed; or NULL */
         void *data;
 };
 
-int catalog_open(struct catalog *c, const struct catalog_size *sizes, uint32_t n_files);
+int catalog_open(struct catalog *c, uint64_t extent_bytes, uint32_t n_extents);
 void catalog_close(struct catalog *c);
 
 /* The number of a namespace, which is entered if it is new and enter is true; or -1. */
@@ -130,8 +111,8 @@ void catalog_drop(struct catalog *c, uint32_t place);
 /* The write failed: removes the record. Its slot and the extent's free slots are not used again. */
 void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* marks the record as used now */
-/* Nanoseconds since the last use of the file's coldest record; 0 if it has none. */
-uint64_t catalog_age(const struct catalog *c, uint32_t file);
+/* Nanoseconds since the last use of the coldest record; 0 if there is none. */
+uint64_t catalog_age(const struct catalog *c);
 
 /*
  * From now on, hints of the namespace's new records are written to that index, where clients find
@@ -151,25 +132,15 @@ uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from);
 void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found);
 void catalog_link(struct catalog *c, uint32_t place, uint32_t up);
 
-/* The file of a valid place. */
-static inline uint32_t catalog_file_of(const struct catalog *c, uint64_t place) {
-        return c->extents[place / FILE_SLOTS].file;
-}
-static inline struct catalog_file *catalog_file(struct catalog *c, uint64_t place) {
-        return &c->files[catalog_file_of(c, place)];
+/* Are the records out of reach? */
+static inline bool catalog_is_off(const struct catalog *c) {
+        return c->off || c->hangs;
 }
 
-/* Is the place in a file that is off or hangs? */
-static inline bool catalog_is_off(const struct catalog *c, uint32_t place) {
-        const struct catalog_file *f = &c->files[catalog_file_of(c, place)];
-
-        return f->off || f->hangs;
-}
-
-/* Is the record with that sequence there (or being written)? */
+/* Is the record with that sequence there (or being written), and can it be read? */
 static inline bool catalog_has(const struct catalog *c, uint32_t place, uint64_t sequence) {
         return place / FILE_SLOTS < c->n_extents && c->entries[place].state != CATALOG_FREE &&
-               c->entries[place].sequence == sequence && !catalog_is_off(c, place);
+               c->entries[place].sequence == sequence && !catalog_is_off(c);
 }
 
 #endif

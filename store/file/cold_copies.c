@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies in the files. When memory for copies is short, cold ones are written to a slot each,
+ * Exact copies in the file. When memory for copies is short, cold ones are written to a slot each,
  * and are read back when they are wanted. A copy keeps its place (tier/tier.h); only its memory is
  * freed once the slot is written.
  *
@@ -44,33 +44,32 @@ static struct copy_owner owner_of(const struct space *space, uint32_t place) {
         return (struct copy_owner){.place = place, .sequence = p->sequence, .entry = p->entry};
 }
 
-static void add(struct file *file, uint32_t disk, uint32_t record, uint32_t place) {
-        file_question_add(file, disk,
-                          &(struct store_disk_item){.place = record,
-                                                    .label = label_of(file, record),
-                                                    .tokens = no_tokens,
-                                                    .copy = place});
+static void add(struct file *file, uint32_t record, uint32_t place) {
+        file_question_add(file, &(struct store_disk_item){.place = record,
+                                                          .label = label_of(file, record),
+                                                          .tokens = no_tokens,
+                                                          .copy = place});
 }
 
-static struct store_disk_question *begin(struct file *file, uint32_t disk, enum store_disk_ask what,
+static struct store_disk_question *begin(struct file *file, enum store_disk_ask what,
                                          struct space *space) {
-        file_begin_question(file, disk, what, space);
-        file->disks[disk].question.copies = true;
-        return &file->disks[disk].question;
+        file_begin_question(file, what, space);
+        file->disk.question.copies = true;
+        return &file->disk.question;
 }
 
-static void end(struct file *file, uint32_t disk) {
-        if (!file->disks[disk].question.n)
+static void end(struct file *file) {
+        if (!file->disk.question.n)
                 return;
-        file->disks[disk].copies_last = true;
-        file_question_ready(file, disk);
+        file->disk.copies_last = true;
+        file_question_ready(file);
 }
 
-static bool is_full(const struct file *file, uint32_t disk) {
-        const struct store_disk_question *q = &file->disks[disk].question;
+static bool is_full(const struct file *file) {
+        const struct store_disk_question *q = &file->disk.question;
 
         return q->n && ((q->n + 1) * space_block_bytes(q->space) > ONCE_BYTES ||
-                        file_question_is_full(file, disk));
+                        file_question_is_full(file));
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -94,15 +93,13 @@ static int number_of(struct file *file, struct space *space) {
         return number;
 }
 
-/* A slot on that disk, or CATALOG_NOWHERE. */
-static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space) {
+/* A slot, or CATALOG_NOWHERE. */
+static uint32_t take_slot(struct file *file, struct space *space) {
         uint32_t slot_bytes = file_slot_bytes(space_block_bytes(space), 0);
         int number = number_of(file, space);
 
         if (number < 0)
                 return CATALOG_NOWHERE;
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                file->catalog.files[i].closed = i != disk;
         return catalog_take_copy(&file->catalog, slot_bytes, number, demote_most(file, space),
                                  ++file->sequence);
 }
@@ -113,14 +110,14 @@ static void drop(struct space *space, uint32_t record) {
 }
 
 /* Adds a cold copy. 1: added; 0: no copy of the space can be written; -EAGAIN: out of looks. */
-static int write_one(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
+static int write_one(struct file *file, struct space *space, uint32_t *looks) {
         struct copy_owner owner;
         int r = copies_cold(space, looks, &owner);
         uint32_t record;
 
         if (r <= 0)
                 return r;
-        record = take_slot(file, disk, space);
+        record = take_slot(file, space);
         if (record == CATALOG_NOWHERE)
                 return 0;
         if (place_goes(space, owner.place, record, drop) < 0) {
@@ -130,24 +127,24 @@ static int write_one(struct file *file, uint32_t disk, struct space *space, uint
         place_moved(space, owner.place)->sequence = owner.sequence;
         place_moved(space, owner.place)->entry = owner.entry;
         file->copies_go += bytes_of(file, record);
-        add(file, disk, record, owner.place);
+        add(file, record, owner.place);
         return 1;
 }
 
 /* True: there is a request. */
-static bool write_some(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
-        const struct store_disk_question *q = begin(file, disk, STORE_DISK_WRITE, space);
+static bool write_some(struct file *file, struct space *space, uint32_t *looks) {
+        const struct store_disk_question *q = begin(file, STORE_DISK_WRITE, space);
         int r = 1;
 
-        while (r == 1 && is_short(file, space) && !is_full(file, disk))
-                r = write_one(file, disk, space, looks);
+        while (r == 1 && is_short(file, space) && !is_full(file))
+                r = write_one(file, space, looks);
         if (r == -EAGAIN)
                 file_want(file, true);
-        end(file, disk);
+        end(file);
         return q->n > 0;
 }
 
-static void write_next(struct file *file, uint32_t disk, bool *later) {
+static void write_next(struct file *file, bool *later) {
         uint32_t n = MIN(store_spaces(file->store), SPACES), looks = LOOKS;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -157,7 +154,7 @@ static void write_next(struct file *file, uint32_t disk, bool *later) {
                     places_used(space, KVD_TIER_memory) == tiers_of(space)->n_below)
                         continue;
                 *later = true;
-                if (write_some(file, disk, space, &looks))
+                if (write_some(file, space, &looks))
                         return;
         }
 }
@@ -172,7 +169,7 @@ void copy_made(struct space *space) {
 /* If the write failed, or the copy was used meanwhile, it stays in memory. */
 static void written(struct file *file, struct space *space, const struct store_disk_item *item,
                     int error, bool answered) {
-        struct file_count *count = file_count(file, item->place);
+        struct file_count *count = &file->disk.count;
         uint32_t record = (uint32_t)item->place;
         struct copy_owner owner;
 
@@ -193,19 +190,16 @@ static void written(struct file *file, struct space *space, const struct store_d
 /* ---- reading --------------------------------------------------------------------------------- */
 
 /* 0, or why it cannot be read. */
-static int readable(const struct file *file, uint32_t record) {
-        const struct catalog_file *f = &file->catalog.files[file_disk_of(file, record)];
-
-        return f->off ? -EIO : f->hangs ? -ETIMEDOUT : 0;
+static int readable(const struct file *file) {
+        return file->catalog.off ? -EIO : file->catalog.hangs ? -ETIMEDOUT : 0;
 }
 
 static void push(struct file *file, struct space *space, uint32_t place) {
         struct place *p = place_moved(space, place);
-        uint32_t disk = file_disk_of(file, p->record);
-        struct file_wanted *w = &file_space_of(space)->wanted[disk];
+        struct file_wanted *w = &file_space_of(space)->wanted;
 
         if (w->first == KVD_NOWHERE)
-                kvd_list_insert(&file->disks[disk].wanted, NULL, &w->node);
+                kvd_list_insert(&file->disk.wanted, NULL, &w->node);
         *(w->first == KVD_NOWHERE ? &w->first : &place_moved(space, w->last)->next) = place;
         w->last = place;
         p->next = KVD_NOWHERE;
@@ -223,7 +217,7 @@ static uint32_t pop(struct file_wanted *w) {
 
 /* Counts the copy as lost if the error says so. Returns the error. */
 static int said(struct file *file, uint32_t record, int error) {
-        file_count(file, record)->copies_lost += error == -EIO || error == -EBADMSG;
+        file->disk.count.copies_lost += error == -EIO || error == -EBADMSG;
         return error;
 }
 
@@ -231,7 +225,7 @@ static int said(struct file *file, uint32_t record, int error) {
 int copy_wanted(struct space *space, const struct copy_owner *owner) {
         struct file *file = space_store(space)->file;
         struct place *p = place_moved(space, owner->place);
-        int r = readable(file, p->record);
+        int r = readable(file);
 
         if (r == 0 && p->state != PLACE_BELOW)
                 r = -ETIMEDOUT;
@@ -280,15 +274,15 @@ static void wait_for_memory(struct file *file, struct file_wanted *w) {
 }
 
 /* Requests the space's waiting copies, as far as there is memory for them. */
-static void read_some(struct file *file, uint32_t disk, struct file_wanted *w) {
-        const struct store_disk_question *q = begin(file, disk, STORE_DISK_READ, w->space);
+static void read_some(struct file *file, struct file_wanted *w) {
+        const struct store_disk_question *q = begin(file, STORE_DISK_READ, w->space);
         uint32_t looks = 0;
         bool room = true;
 
         for (; looks < MISSES && w->first != KVD_NOWHERE; looks++) {
                 uint32_t place = w->first;
 
-                if (is_full(file, disk))
+                if (is_full(file))
                         break;
                 if (place_moved(w->space, place)->erased) {
                         not_come(file, w->space, pop(w), 0);
@@ -297,15 +291,15 @@ static void read_some(struct file *file, uint32_t disk, struct file_wanted *w) {
                 room = find_memory(w->space, place);
                 if (!room)
                         break;
-                add(file, disk, place_moved(w->space, place)->record, pop(w));
+                add(file, place_moved(w->space, place)->record, pop(w));
         }
         if (w->first != KVD_NOWHERE && kvd_list_remove(&w->node)) /* others are next */
-                kvd_list_insert(&file->disks[disk].wanted, NULL, &w->node);
+                kvd_list_insert(&file->disk.wanted, NULL, &w->node);
         if (q->n || room)
                 w->since_ns = 0;
         else
                 wait_for_memory(file, w);
-        end(file, disk);
+        end(file);
 }
 
 /* The copy is back in memory, so its record is dropped. */
@@ -324,7 +318,7 @@ static bool again(struct file *file, struct space *space, uint32_t place) {
         struct copy_owner owner = owner_of(space, place);
         uint8_t tries = (uint8_t)(p->tries + 1);
 
-        if (p->erased || !owner.sequence || tries == TRIES || readable(file, p->record) < 0)
+        if (p->erased || !owner.sequence || tries == TRIES || readable(file) < 0)
                 return false;
         place_ends(space, place, PLACE_BELOW);
         copy_wanted(space, &owner);
@@ -339,8 +333,8 @@ static int judged(int error) {
 
 static void has_read(struct file *file, struct space *space, const struct store_disk_item *item,
                      int error, bool answered) {
-        struct file_count *count = file_count(file, item->place);
-        int off = readable(file, (uint32_t)item->place);
+        struct file_count *count = &file->disk.count;
+        int off = readable(file);
 
         count->copies_read += !error;
         count->wrong += error == -EBADMSG;
@@ -358,24 +352,24 @@ static void has_read(struct file *file, struct space *space, const struct store_
 /* ---- requests -------------------------------------------------------------------------------- */
 
 /* Reads come first, since clients wait for them. If they lack memory, writes make some. */
-static void next(struct file *file, uint32_t disk, bool *later) {
-        const struct kvd_list *wanted = &file->disks[disk].wanted;
+static void next(struct file *file, bool *later) {
+        const struct kvd_list *wanted = &file->disk.wanted;
         const struct kvd_list_node *last = wanted->last, *node = NULL;
 
         if (host_is_all(file))
                 return;
-        for (uint32_t i = 0; i < WAITING && node != last && file_is_idle(file, disk); i++) {
+        for (uint32_t i = 0; i < WAITING && node != last && file_is_idle(file); i++) {
                 node = wanted->first;
                 if (node)
-                        read_some(file, disk, container_of(node, struct file_wanted, node));
+                        read_some(file, container_of(node, struct file_wanted, node));
         }
-        if (file_is_idle(file, disk))
-                write_next(file, disk, later);
+        if (file_is_idle(file))
+                write_next(file, later);
         *later |= wanted->first != NULL;
 }
 
-static void done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
-        struct store_disk_question *q = &file->disks[disk].question;
+static void done(struct file *file, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disk.question;
         bool writes = q->what == STORE_DISK_WRITE;
 
         for (uint32_t i = 0; i < q->n; i++) {
@@ -389,8 +383,8 @@ static void done(struct file *file, uint32_t disk, const int32_t *errors, uint32
 }
 
 /* Tells the owners of copies that are being read that they miss. The reads themselves go on. */
-static void miss_question(struct file *file, uint32_t disk) {
-        const struct store_disk_question *q = &file->disks[disk].question;
+static void miss_question(struct file *file) {
+        const struct store_disk_question *q = &file->disk.question;
         bool reads = q->copies && q->space && q->what == STORE_DISK_READ;
 
         for (uint32_t i = 0; reads && i < q->n; i++) {
@@ -399,16 +393,15 @@ static void miss_question(struct file *file, uint32_t disk) {
 
                 p->sequence = 0;
                 if (owner.sequence && !p->erased)
-                        copy_came(q->space, &owner,
-                                  said(file, p->record, readable(file, p->record)));
+                        copy_came(q->space, &owner, said(file, p->record, readable(file)));
         }
 }
 
 /* Owners of waiting copies are told a piece at a time (copies_miss_some). */
-static void miss(struct file *file, uint32_t disk) {
-        struct kvd_list_node *node = file->disks[disk].wanted.first;
+static void miss(struct file *file) {
+        struct kvd_list_node *node = file->disk.wanted.first;
 
-        miss_question(file, disk);
+        miss_question(file);
         for (; node; node = node->next)
                 space_is_busy(container_of(node, struct file_wanted, node)->space);
 }
@@ -416,24 +409,17 @@ static void miss(struct file *file, uint32_t disk) {
 const struct file_copies file_copies = {.next = next, .done = done, .miss = miss};
 
 bool copies_miss_some(struct file *file, struct space *space) {
-        bool more = false;
+        struct file_wanted *w = &file_space_of(space)->wanted;
 
-        for (uint32_t i = 0; i < file->config.n_files; i++) {
-                const struct catalog_file *f = &file->catalog.files[i];
-                struct file_wanted *w = &file_space_of(space)->wanted[i];
-
-                if (!f->off && !f->hangs)
-                        continue;
-                miss_some(file, w, f->off ? -EIO : -ETIMEDOUT);
-                more |= w->first != KVD_NOWHERE;
-        }
-        return more;
+        if (!catalog_is_off(&file->catalog))
+                return false;
+        miss_some(file, w, readable(file));
+        return w->first != KVD_NOWHERE;
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
 /* The slots of the space's copies are freed with their places (tier/tier.c). */
-void copies_space_leaves(struct file *file, struct space *space) {
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                kvd_list_remove(&file_space_of(space)->wanted[i].node);
+void copies_space_leaves(struct space *space) {
+        kvd_list_remove(&file_space_of(space)->wanted.node);
 }

@@ -2,7 +2,7 @@
 #ifndef KVD_STORE_FILE_COLD_COPIES_H
 #define KVD_STORE_FILE_COLD_COPIES_H
 
-/* Exact copies in the files, for the methods that make copies and want them back. */
+/* Exact copies in the file, for the methods that make copies and want them back. */
 
 #include "store/sequence/sequence.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writing blocks to the files. A hand goes round a space's blocks and picks those that are admitted
- * (admit.c), together with the blocks before them, for all disks that are idle. A bidirectional
- * prefix is picked by its last block.
+ * Writing blocks to the file. A hand goes round a space's blocks and picks those that are admitted
+ * (admit.c), together with the blocks before them, when the disk is idle. A bidirectional prefix is
+ * picked by its last block.
  */
 
 #include <errno.h>
@@ -24,8 +24,8 @@ uint64_t demote_most(const struct file *file, const struct space *space) {
         uint64_t pool = file->store->config.pool_bytes, quota = space_domain(space)->config.quota;
 
         if (!quota || quota >= pool)
-                return file_bytes(file);
-        return (uint64_t)((double)file_bytes(file) * (double)quota / (double)pool);
+                return file->config.bytes;
+        return (uint64_t)((double)file->config.bytes * (double)quota / (double)pool);
 }
 
 /* All blocks of the space are to be demoted (kvctl evict --to file). */
@@ -33,100 +33,58 @@ static bool is_wanted(const struct space *space) {
         return file_space_of(space)->all == ALL_UNDER_WAY;
 }
 
-/* ---- disks that take blocks ------------------------------------------------------------------ */
+/* ---- its disk -------------------------------------------------------------------------------- */
 
-static bool takes_more(const struct file *file, uint32_t disk) {
-        const struct catalog_file *f = &file->catalog.files[disk];
-
-        return !f->off && !f->hangs && !f->closed;
+static bool takes_more(const struct file *file) {
+        return !catalog_is_off(&file->catalog) && !file->catalog.closed;
 }
 
-static bool any_takes_more(const struct file *file) {
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                if (takes_more(file, i))
-                        return true;
-        return false;
+/* False: the disk takes no request now. */
+static bool begin_question(struct file *file, struct space *space) {
+        bool may = file_is_idle(file) && !file->disk.awaited && host_may_begin(file, space);
+
+        if (may)
+                file_begin_question(file, STORE_DISK_WRITE, space);
+        return may;
 }
 
-static bool may_begin(struct file *file, uint32_t disk, struct space *space) {
-        return file_is_idle(file, disk) && !file->disks[disk].awaited &&
-               host_may_begin(file, disk, space);
-}
+/* True: there is a request. */
+static bool end_question(struct file *file) {
+        bool any = file_is_idle(file) && file->disk.question.n;
 
-/* False: no disk takes a request now. */
-static bool begin_questions(struct file *file, struct space *space) {
-        bool any = false;
-
-        for (uint32_t i = 0; i < file->config.n_files; i++) {
-                bool may = may_begin(file, i, space);
-
-                file->catalog.files[i].closed = !may;
-                if (may)
-                        file_begin_question(file, i, STORE_DISK_WRITE, space);
-                any |= may;
-        }
+        file->catalog.closed = false;
+        if (any)
+                file_question_ready(file);
         return any;
 }
 
-/* True: there are requests. */
-static bool end_questions(struct file *file) {
-        bool any = false;
-
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                if (file_is_idle(file, i) && file->disks[i].question.n) {
-                        file_question_ready(file, i);
-                        any = true;
-                }
-        return any;
-}
-
-/* Is there a busy disk that may take the block later, or that will free host memory? */
-static bool any_is_busy(const struct file *file) {
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                if (file->disks[i].state == STORE_DISK_ON && !file->disks[i].hangs &&
-                    (file->catalog.files[i].closed || (file->host && file->disks[i].question.n)))
-                        return true;
-        return false;
+/* May the block be taken later, when the disk is not busy or has freed host memory? */
+static bool is_busy(const struct file *file) {
+        return file->disk.state == STORE_DISK_ON && !file->disk.hangs &&
+               (file->catalog.closed || (file->host && file->disk.question.n));
 }
 
 static bool is_being_written(const struct file *file, const struct space *space) {
-        for (uint32_t i = 0; i < file->config.n_files; i++) {
-                const struct file_disk *d = &file->disks[i];
+        const struct file_disk *d = &file->disk;
 
-                if ((d->asked || d->ready) && d->question.space == space && d->question.n &&
-                    d->question.what == STORE_DISK_WRITE)
-                        return true;
-        }
-        return false;
-}
-
-/* Closes the disks whose blocks find no place in host memory. Returns them as bits. */
-static uint32_t close_without_room(struct file *file, const struct space *space) {
-        uint32_t bits = 0;
-
-        for (uint32_t i = 0; file->host && i < file->config.n_files; i++)
-                if (takes_more(file, i) && !host_has_room(file, i, space)) {
-                        file->catalog.files[i].closed = true;
-                        bits |= 1u << i;
-                }
-        return bits;
+        return (d->asked || d->ready) && d->question.space == space && d->question.n &&
+               d->question.what == STORE_DISK_WRITE;
 }
 
 /* A place for a record. busy keeps its parent, at up, from being evicted for it. */
 static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number,
                            uint32_t n_tokens) {
         struct catalog_entry *parent = up == CATALOG_NOWHERE ? NULL : &file->catalog.entries[up];
-        uint32_t place, closed;
+        uint32_t place = CATALOG_NOWHERE;
 
         if (parent)
                 parent->busy++;
-        closed = close_without_room(file, space);
-        place = catalog_take(&file->catalog, file_slot_bytes(space_block_bytes(space), n_tokens),
-                             number, demote_most(file, space),
-                             is_wanted(space) ? file_space_of(space)->since_ns : UINT64_MAX);
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                if (closed >> i & 1)
-                        file->catalog.files[i].closed = false;
+        if (!file->host || host_has_room(file, space))
+                place = catalog_take(&file->catalog,
+                                     file_slot_bytes(space_block_bytes(space), n_tokens), number,
+                                     demote_most(file, space),
+                                     is_wanted(space) ? file_space_of(space)->since_ns :
+                                                        UINT64_MAX);
         if (parent)
                 parent->busy--;
         return place;
@@ -143,17 +101,15 @@ static void keep(struct file *file, const struct space *space, uint32_t place) {
 static void enter(struct file *file, struct space *space, uint32_t id, uint32_t place,
                   struct kvd_record_key key, const struct kvd_label *label, uint32_t up) {
         const struct kvd_desc *desc = block_desc(space, id);
-        uint32_t disk = file_disk_of(file, place);
 
         catalog_enter(&file->catalog, place, key, label, up, file_space_of(space)->number);
         file_note_record(space, id, place, label->sequence);
         block_hold(space, id);
-        file_question_add(file, disk,
-                          &(struct store_disk_item){.place = place,
-                                                    .label = *label,
-                                                    .block = block_ref(space, id),
-                                                    .tokens = desc->tokens});
-        file->catalog.files[disk].closed = file_question_is_full(file, disk);
+        file_question_add(file, &(struct store_disk_item){.place = place,
+                                                          .label = *label,
+                                                          .block = block_ref(space, id),
+                                                          .tokens = desc->tokens});
+        file->catalog.closed = file_question_is_full(file);
 }
 
 static struct kvd_label label_of(struct file *file, struct space *space, uint32_t id,
@@ -196,7 +152,7 @@ static bool plan_none(struct file *file, struct space *space, uint32_t id, uint3
 }
 
 /*
- * Gives the block a record after its parent's, unless there is one already. -EAGAIN: the disks have
+ * Gives the block a record after its parent's, unless there is one already. -EAGAIN: the disk has
  * enough to do; -ENOSPC: there is no room.
  */
 static int plan(struct file *file, struct space *space, uint32_t id, uint64_t root) {
@@ -209,13 +165,13 @@ static int plan(struct file *file, struct space *space, uint32_t id, uint64_t ro
                 up = file_record_of(file, space, block_of(space, id)->parent);
                 label.parent = file->catalog.entries[up].sequence;
         }
-        key = file_key(file->set.super.secret, &label, desc->tokens);
+        key = file_key(file->head.super.secret, &label, desc->tokens);
         if (plan_none(file, space, id, up, key.tag))
                 return 0;
-        if (!any_takes_more(file))
+        if (!takes_more(file))
                 return -EAGAIN;
         place = take_place(file, space, up, file_space_of(space)->number, desc->n_tokens);
-        if (place == CATALOG_NOWHERE && any_is_busy(file))
+        if (place == CATALOG_NOWHERE && is_busy(file))
                 return -EAGAIN;
         if (place == CATALOG_NOWHERE) {
                 file_space_of(space)->left++;
@@ -273,7 +229,7 @@ static bool take_prefix(struct file *file, struct space *space, uint32_t last, s
         return true;
 }
 
-/* Place of the prefix's last record if the files have all of them, or CATALOG_NOWHERE. */
+/* Place of the prefix's last record if the file has all of them, or CATALOG_NOWHERE. */
 static uint32_t find_prefix(struct file *file, struct space *space, const struct prefix *p) {
         uint32_t place = CATALOG_NOWHERE, bt = space_block_tokens(space);
 
@@ -303,8 +259,8 @@ static void pass_written(const struct file *file, const struct space *space, str
 
 /*
  * Writes all blocks of the prefix, and continues only records that belong to these blocks: the
- * content of a block depends on all tokens of the prefix, which are not compared here. If the files
- * seem to have the whole prefix, by its hashes, it is not written again, but no new record is added
+ * content of a block depends on all tokens of the prefix, which are not compared here. If the file
+ * seems to have the whole prefix, by its hashes, it is not written again, but no new record is added
  * after those that only the hashes found. So prefixes with equal hashes cost each other a miss.
  */
 static int plan_prefix(struct file *file, struct space *space, uint32_t last, uint32_t *looks) {
@@ -369,10 +325,10 @@ static bool sweep(struct file *file, struct space *space) {
         bool any;
 
         for (uint32_t looks = 0;
-             looks < most && reads && any_takes_more(file) && fs->looked < space_ids(space);
+             looks < most && reads && takes_more(file) && fs->looked < space_ids(space);
              looks += looks < UINT32_MAX)
                 look_at(file, space, &looks, &reads);
-        any = end_questions(file);
+        any = end_question(file);
         if (fs->looked >= space_ids(space) && !is_being_written(file, space))
                 end_round(space); /* else it ends after the answer */
         return any;
@@ -388,30 +344,14 @@ static void make_name(struct file *file, struct space *space) {
         if (fs->refused)
                 return;
         n = &file->catalog.spaces[number];
-        if (set_name(&file->set, fs->id, &n->epoch) < 0) {
+        if (head_name(&file->head, fs->id, &n->epoch) < 0) {
                 if (!n->copy_bytes)
                         *n = (struct catalog_namespace){0};
                 fs->refused = true;
                 file_changes(file);
                 return;
         }
-        n->serial = file->set.super.serial;
         file_want(file, true);
-}
-
-/*
- * Do all disks that take requests have the namespace in their superblock? Before that no disk gets
- * records of it.
- */
-static bool is_named(const struct file *file, int number) {
-        for (uint32_t i = 0; i < file->config.n_files; i++) {
-                const struct file_disk *d = &file->disks[i];
-
-                if (d->state == STORE_DISK_ON && !d->hangs && d->told &&
-                    d->told < file->catalog.spaces[number].serial)
-                        return false;
-        }
-        return true;
 }
 
 static bool try_space(struct file *file, struct space *space) {
@@ -421,12 +361,10 @@ static bool try_space(struct file *file, struct space *space) {
                 make_name(file, space);
                 return false;
         }
-        if (!is_named(file, number))
-                return false;
         file->catalog.spaces[number].owner = space_domain(space);
         if (is_wanted(space))
                 file_want(file, true); /* even if this piece finds nothing */
-        if (begin_questions(file, space))
+        if (begin_question(file, space))
                 return sweep(file, space);
         file->turn = space_number(space); /* retry this space next time */
         return true;
@@ -473,7 +411,7 @@ int space_demoted(struct space *space, uint64_t *no_return) {
 }
 
 void demote_next(struct file *file, bool *later) {
-        uint32_t n = file_any_idle(file) ? MIN(store_spaces(file->store), 64) : 0;
+        uint32_t n = file_is_idle(file) ? MIN(store_spaces(file->store), 64) : 0;
 
         for (uint32_t i = 0; i < n; i++) {
                 struct space *space = store_space_in_turn(file->store, &file->turn);
@@ -486,8 +424,8 @@ void demote_next(struct file *file, bool *later) {
         }
 }
 
-void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
-        struct store_disk_question *q = &file->disks[disk].question;
+void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disk.question;
 
         for (uint32_t i = 0; i < q->n; i++) {
                 uint32_t place = (uint32_t)q->items[i].place;
@@ -496,7 +434,7 @@ void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32
 
                 if (q->space)
                         block_let_go(q->space, kvd_ref_id(q->items[i].block));
-                file_count_error(file_count(file, place), error);
+                file_count_error(&file->disk.count, error);
                 if (!written && q->space)
                         file_space_of(q->space)->left++;
                 if (!written) {
@@ -504,7 +442,7 @@ void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32
                         continue;
                 }
                 catalog_written(&file->catalog, place);
-                file_count(file, place)->written_bytes +=
+                file->disk.count.written_bytes +=
                         file->catalog.extents[place / FILE_SLOTS].slot_bytes;
         }
 }

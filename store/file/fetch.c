@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Fetching chains from the files. When a fetch begins, it selects its records and keeps the tokens
- * that they must have. It reads from all files that have some at the same time, and seals the
- * blocks in the chain's order. It ends early at a record that is wrong, cannot be read, or finds no
- * room. Then blocks beyond that one are freed; of a bidirectional prefix, all blocks. The eventfd
- * tells the client that the fetch has ended; the client then looks up what is there.
+ * Fetching chains from the file. When a fetch begins, it selects its records and keeps the tokens
+ * that they must have. It reads them in the chain's order, and seals the blocks. It ends early at a
+ * record that is wrong, cannot be read, or finds no room. Then blocks beyond that one are freed; of
+ * a bidirectional prefix, all blocks. The eventfd tells the client that the fetch has ended; the
+ * client then looks up what is there.
  */
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static struct fetch *fetch_of(struct kvd_list_node *node) {
 }
 
 static void fetch_end(struct fetch *f) {
-        f->file->info.queue--;
+        f->file->queue--;
         bring_end(&f->to);
 }
 
@@ -62,9 +62,8 @@ static void end_if_over(struct fetch *f) {
 }
 
 static void forget(struct file *file, struct fetch *f) {
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                if (file->disks[i].reading == f)
-                        file->disks[i].reading = NULL;
+        if (file->disk.reading == f)
+                file->disk.reading = NULL;
         f->under_way = 0;
 }
 
@@ -84,20 +83,16 @@ void fetches_end(struct file *file, const struct space *space, const struct atta
         }
 }
 
-void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but) {
+void fetches_miss(struct file *file, const struct fetch *but) {
         struct kvd_list_node *next;
 
         for (struct kvd_list_node *node = file->fetches.first; node; node = next) {
                 struct fetch *f = fetch_of(node);
-                uint32_t at = f->at;
 
                 next = node->next;
                 if (f == but)
                         continue;
-                while (at < f->n && (f->steps[at].state == FETCH_HERE ||
-                                     file_disk_of(file, f->steps[at].place) != disk))
-                        at++;
-                cut(f, at);
+                cut(f, f->at);
                 end_if_over(f);
         }
 }
@@ -199,8 +194,8 @@ static int begin(struct file *file, struct attachment *a, const struct fetch_req
         f->tokens = memcpy(f->steps + f->n, q->tokens + (size_t)(found->at.depth - before) * bt,
                            tokens);
         *fd = to->fd;
-        file->info.fetches++;
-        file->info.queue++;
+        file->n_fetches++;
+        file->queue++;
         warm_up(f);
         file_want(file, true);
         return 0;
@@ -265,65 +260,56 @@ static bool take_room(struct fetch *f, uint32_t *reads) {
 
 /* False: the disk's request takes no more. */
 static bool add_read(struct fetch *f, uint32_t i) {
-        uint32_t disk = file_disk_of(f->file, f->steps[i].place);
         uint32_t bt = space_full_tokens(f->to.space, f->to.chain.group);
         struct fetch_step *step = &f->steps[i];
 
-        if (!host_takes(f->file, disk, step->place)) {
-                if (!f->file->disks[disk].question.n)
+        if (!host_takes(f->file, step->place)) {
+                if (!f->file->disk.question.n)
                         cut(f, i);
                 return false;
         }
-        file_question_add(f->file, disk,
-                          &(struct store_disk_item){.place = step->place,
-                                                    .step = i,
-                                                    .label = label_of(f, i),
-                                                    .block = step->block,
-                                                    .tokens = f->tokens + i * bt});
+        file_question_add(f->file, &(struct store_disk_item){.place = step->place,
+                                                             .step = i,
+                                                             .label = label_of(f, i),
+                                                             .block = step->block,
+                                                             .tokens = f->tokens + i * bt});
         step->state = FETCH_ASKED;
-        return !file_question_is_full(f->file, disk);
+        return !file_question_is_full(f->file);
 }
 
-/* The disks that take a request, as bits. Disks that will soon take one are kept for fetches. */
-static uint32_t begin_questions(struct fetch *f) {
-        uint32_t idle = 0;
+/* False: the disk takes no request now. One that will soon is kept for fetches. */
+static bool begin_question(struct fetch *f) {
+        bool may = file_is_idle(f->file) && host_may_begin(f->file, f->to.space);
 
-        for (uint32_t i = 0; i < f->file->config.n_files; i++)
-                if (file_is_idle(f->file, i) && !host_may_begin(f->file, i, f->to.space)) {
-                        f->file->disks[i].awaited = true;
-                } else if (file_is_idle(f->file, i)) {
-                        file_begin_question(f->file, i, STORE_DISK_READ, f->to.space);
-                        idle |= 1u << i;
-                }
-        return idle;
+        f->file->disk.awaited |= file_is_idle(f->file) && !may;
+        if (may)
+                file_begin_question(f->file, STORE_DISK_READ, f->to.space);
+        return may;
 }
 
-static void end_questions(struct fetch *f, uint32_t idle) {
-        for (uint32_t i = 0; i < f->file->config.n_files; i++) {
-                struct file_disk *d = &f->file->disks[i];
+static void end_question(struct fetch *f) {
+        struct file_disk *d = &f->file->disk;
 
-                if (!(idle >> i & 1) || !d->question.n)
-                        continue;
-                d->reading = f;
-                d->reads_in_a_row++;
-                f->under_way++;
-                file_question_ready(f->file, i);
-        }
+        if (!d->question.n)
+                return;
+        d->reading = f;
+        d->reads_in_a_row++;
+        f->under_way++;
+        file_question_ready(f->file);
 }
 
-/* Requests from all idle disks what they have of the chain. */
 static void plan(struct fetch *f, uint32_t *reads) {
-        uint32_t idle = begin_questions(f), open = idle;
+        bool open = begin_question(f);
 
+        if (!open)
+                return;
         for (uint32_t i = f->at; i < f->n && open; i++) {
-                uint32_t bit = 1u << file_disk_of(f->file, f->steps[i].place);
-
                 if (i == f->taken && !take_room(f, reads))
                         break;
-                if (f->steps[i].state == FETCH_ROOM && (open & bit) && !add_read(f, i))
-                        open &= ~bit;
+                if (f->steps[i].state == FETCH_ROOM)
+                        open = add_read(f, i);
         }
-        end_questions(f, idle);
+        end_question(f);
 }
 
 /* The whole prefix became resident before the fetch began. */
@@ -335,9 +321,8 @@ bool fetch_next(struct file *file, bool *later) {
         uint32_t reads = KVD_PIN_READS;
         struct kvd_list_node *next = file->fetches.first;
 
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                file->disks[i].awaited = false;
-        for (uint32_t i = 0; i < AT_WORK && next && file_any_idle(file); i++) {
+        file->disk.awaited = false;
+        for (uint32_t i = 0; i < AT_WORK && next && file_is_idle(file); i++) {
                 struct fetch *f = fetch_of(next);
 
                 next = next->next;
@@ -356,11 +341,10 @@ bool fetch_next(struct file *file, bool *later) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static void record_read(struct file *file, uint32_t disk, const struct store_disk_item *item,
-                        int error) {
+static void record_read(struct file *file, const struct store_disk_item *item, int error) {
         struct catalog *c = &file->catalog;
         uint32_t place = (uint32_t)item->place;
-        struct file_count *count = host_count(file, disk, item);
+        struct file_count *count = host_count(file, item);
 
         c->entries[place].busy--;
         count->hits += !error;
@@ -402,16 +386,16 @@ static void go_on(struct file *file, struct fetch *f) {
         }
 }
 
-void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
-        struct store_disk_question *q = &file->disks[disk].question;
-        struct fetch *f = STEAL(file->disks[disk].reading);
+void fetch_done(struct file *file, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disk.question;
+        struct fetch *f = STEAL(file->disk.reading);
 
         for (uint32_t i = 0; i < q->n; i++) {
                 int error = i < n ? errors[i] : -ECANCELED;
 
                 if (f)
                         step_read(f, &q->items[i], error);
-                record_read(file, disk, &q->items[i], error);
+                record_read(file, &q->items[i], error);
         }
         if (!f)
                 return;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The state of the file tier: its files, its records of a space, and what is being erased. Requests
- * to the disks are in disks.c, the beginning and the end of the tier in life.c.
+ * The state of the file tier: the file, its records of a space, and what is being erased. Requests
+ * to the disk are in disk.c, the beginning and the end of the tier in life.c.
  */
 
 #include "store/file/file.h"
@@ -26,7 +26,7 @@ void store_on_disk(struct store *store, void (*called)(void *data, bool soon), v
 }
 
 void file_want(struct file *file, bool soon) {
-        if (file->wanted && file->state != STORE_DISK_OFF)
+        if (file->wanted && file->disk.state != STORE_DISK_OFF)
                 file->wanted(file->data, soon);
 }
 
@@ -38,23 +38,17 @@ void file_tell_below(struct space *space) {
 
 void file_changes(struct file *file) {
         for (struct space *space = NULL; (space = store_space_after(file->store, space));) {
-                file_space_of(space)->changes = UINT64_MAX; /* sweep again: a file may be lost */
+                file_space_of(space)->changes = UINT64_MAX; /* sweep again: the file may be lost */
                 file_tell_below(space);
                 space_is_busy(space);
         }
 }
 
-uint32_t store_disk_n_files(const struct store *store) {
-        return store->file ? store->file->config.n_files : 0;
-}
-
-uint32_t store_disk_files_off(const struct store *store) {
+bool store_disk_is_off(const struct store *store) {
         const struct file *file = store->file;
-        uint32_t n = 0;
 
-        for (uint32_t i = 0; file && i < file->config.n_files; i++)
-                n += file->disks[i].state == STORE_DISK_OFF || file->disks[i].hangs;
-        return n;
+        return file && file->config.there &&
+               (file->disk.state == STORE_DISK_OFF || file->disk.hangs);
 }
 
 const char *file_last_error(const struct file_count *count) {
@@ -73,7 +67,7 @@ static void get_counts(const struct file_disk *disk, struct store_disk_info *ret
         ret->hits = count->hits;
         ret->misses = count->misses;
         ret->wrong = count->wrong;
-        ret->errors += count->errors;
+        ret->errors = count->errors;
         ret->read_bytes = count->read_bytes;
         ret->written_bytes = count->written_bytes;
         ret->copies_written = count->copies_written;
@@ -85,13 +79,12 @@ static void get_counts(const struct file_disk *disk, struct store_disk_info *ret
 }
 
 /* Records are entered before they are written, but count only once they are written. */
-static void get_written(const struct file *file, uint32_t number, struct store_disk_info *ret) {
-        const struct catalog_file *f = &file->catalog.files[number];
-        const struct store_disk_question *q = &file->disks[number].question;
+static void get_written(const struct file *file, struct store_disk_info *ret) {
+        const struct store_disk_question *q = &file->disk.question;
         bool writes = q->what == STORE_DISK_WRITE && !q->copies && q->n;
 
-        ret->records = f->records;
-        ret->used = f->bytes;
+        ret->records = file->catalog.records;
+        ret->used = file->catalog.bytes;
         if (!writes)
                 return;
         ret->records -= q->n;
@@ -99,38 +92,30 @@ static void get_written(const struct file *file, uint32_t number, struct store_d
                      file->catalog.extents[q->items[0].place / FILE_SLOTS].slot_bytes;
 }
 
-/* A file that has been scanned is not on before the whole tier is. */
-static enum store_disk_state state_of(const struct file *file, const struct file_disk *disk) {
-        return disk->state == STORE_DISK_OFF ? STORE_DISK_OFF :
-               disk->hangs                   ? STORE_DISK_HANGS :
-                                               MIN(disk->state, file->state);
-}
-
-void store_disk_get_info(const struct store *store, uint32_t number, struct store_disk_info *ret) {
+void store_disk_get_info(const struct store *store, struct store_disk_info *ret) {
         const struct file *file = store->file;
-        const struct catalog_file *f;
-        const struct file_disk *disk;
+        const struct catalog *c;
 
         *ret = (struct store_disk_info){0};
-        if (!file || number >= file->config.n_files)
+        if (!file)
                 return;
-        f = &file->catalog.files[number];
-        disk = &file->disks[number];
-        *ret = file->info;
-        ret->state = state_of(file, disk);
-        memcpy(ret->name, file->config.names[number], sizeof ret->name);
-        ret->bytes = file->config.bytes[number];
-        ret->evicted = f->evicted;
-        ret->copies = f->copies;
-        get_written(file, number, ret);
-        ret->age_ns = f->records ? catalog_age(&file->catalog, number) : 0;
-        ret->extents = f->n_extents;
-        ret->scanned = disk->extent;
-        get_counts(disk, ret);
+        c = &file->catalog;
+        ret->state = file->disk.hangs ? STORE_DISK_HANGS : file->disk.state;
+        ret->name = file->config.there ? "file" : "host";
+        ret->fetches = file->n_fetches;
+        ret->queue = file->queue;
+        ret->bytes = file->config.bytes;
+        ret->evicted = c->evicted;
+        ret->copies = c->copies;
+        get_written(file, ret);
+        ret->age_ns = c->records ? catalog_age(c) : 0;
+        ret->extents = c->n_extents;
+        ret->scanned = file->disk.extent;
+        get_counts(&file->disk, ret);
 }
 
-void store_disk_note(struct store *store, uint32_t number, const char *why) {
-        struct file_disk *disk = &store->file->disks[number];
+void store_disk_note(struct store *store, const char *why) {
+        struct file_disk *disk = &store->file->disk;
 
         if (disk->state != STORE_DISK_OFF)
                 snprintf(disk->count.why, sizeof disk->count.why, "%s", why);
@@ -140,7 +125,7 @@ void store_disk_note(struct store *store, uint32_t number, const char *why) {
 
 struct file *file_for(const struct space *space) {
         struct file *file = space_store(space)->file;
-        bool right = file && file->state == STORE_DISK_ON && !file_space_of(space)->refused &&
+        bool right = file && file->disk.state == STORE_DISK_ON && !file_space_of(space)->refused &&
                      (!file->host || kvd_places(space_index(space)));
 
         return right ? file : NULL;
@@ -158,7 +143,7 @@ static struct kvd_key id_of(const struct file *file, const struct file_name *nam
         bool causal = name->kind == KVD_kind_causal;
 
         return kvd_wide_best()->hash(name, causal ? offsetof(struct file_name, kind) : sizeof *name,
-                                     file->set.super.secret);
+                                     file->head.super.secret);
 }
 
 static bool is_number_of(const struct file *file, int number, struct kvd_key id) {
@@ -208,7 +193,7 @@ uint32_t file_record_behind(const struct file *file, struct kvd_label *label, ui
         uint32_t place;
 
         label->parent = up == CATALOG_NOWHERE ? 0 : c->entries[up].sequence;
-        place = catalog_find(c, file_tag(file->set.super.secret, label, tokens));
+        place = catalog_find(c, file_tag(file->head.super.secret, label, tokens));
         return place != CATALOG_NOWHERE && c->entries[place].state == CATALOG_THERE ?
                        place :
                        CATALOG_NOWHERE;
@@ -219,7 +204,7 @@ uint32_t file_record_of(const struct file *file, const struct space *space, uint
         uint32_t place = record->place - 1;
 
         if (!record->place || file->catalog.entries[place].state == CATALOG_FREE ||
-            catalog_is_off(&file->catalog, place) ||
+            catalog_is_off(&file->catalog) ||
             (uint32_t)file->catalog.entries[place].sequence != record->mark)
                 return CATALOG_NOWHERE;
         return place;
@@ -237,18 +222,12 @@ void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t
 /* ---- erasing --------------------------------------------------------------------------------- */
 
 /*
- * Do all files in use have this superblock or a newer one? A new file that has none yet has nothing
- * to erase; a file that is off is erased when it is used again.
+ * Does the file have this superblock or a newer one? Without a file nothing is left to erase; a
+ * file that is off is erased when it is used again.
  */
 static bool is_told(const struct file *file, uint64_t serial) {
-        for (uint32_t i = 0; i < file->set.n_files; i++) {
-                const struct set_file *f = &file->set.files[i];
-
-                if (file->disks[i].state != STORE_DISK_OFF && file->disks[i].told < serial &&
-                    (f->told || f->state != SET_NEW))
-                        return false;
-        }
-        return true;
+        return !file->config.there || file->disk.state == STORE_DISK_OFF ||
+               file->disk.told >= serial;
 }
 
 static void forget_namespace(struct file *file, int number) {
@@ -275,13 +254,13 @@ static void begin_erasing(struct file *file, struct file_erasing *e) {
         if (!e->begun)
                 return;
         file->catalog.spaces[e->number].dead = true;
-        set_forget(&file->set, id);
-        e->serial = file->set.super.serial;
+        head_forget(&file->head, id);
+        e->serial = file->head.super.serial;
         file_want(file, true);
 }
 
 void file_erase(struct file *file) {
-        if (file->state == STORE_DISK_OPENING || file->state == STORE_DISK_OFF)
+        if (!file->head.super.serial || file->disk.state == STORE_DISK_OFF)
                 return;
         for (uint32_t i = 0; file->n_erasing && i < ERASING; i++) {
                 struct file_erasing *e = &file->erasing[i];
@@ -332,8 +311,7 @@ bool file_sweep_dead(struct file *file) {
 
                 if (!c->extents[file->sweep / FILE_SLOTS].slot_bytes)
                         file->sweep |= FILE_SLOTS - 1;
-                else if (e->state == CATALOG_THERE && !e->busy &&
-                         (c->spaces[e->space].dead || catalog_file(c, file->sweep)->off))
+                else if (e->state == CATALOG_THERE && !e->busy && c->spaces[e->space].dead)
                         catalog_drop(c, file->sweep);
         }
         return file->sweep < c->n_extents * FILE_SLOTS;

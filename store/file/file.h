@@ -10,8 +10,8 @@
 #include "store/cache/cache.h"
 #include "store/file/bring.h"
 #include "store/file/catalog.h"
+#include "store/file/head.h"
 #include "store/file/host.h"
-#include "store/file/set.h"
 #include "store/file_tier.h"
 
 /* ROOM: has a block, not requested yet; ASKED: requested; HERE: read into the block */
@@ -51,7 +51,7 @@ struct file_erasing {
         struct file_name name;
 };
 
-struct file_count { /* of one file */
+struct file_count {
         uint64_t hits, misses, wrong, errors, read_bytes, written_bytes;
         uint64_t copies_written, copies_read, copies_lost;
         int last_error;   /* the last of errors; 0 if none */
@@ -59,7 +59,7 @@ struct file_count { /* of one file */
         char why[128];    /* why the file is off, or a note about it */
 };
 
-/* One file. Its process has one request at a time; no other file waits for that. */
+/* The file's process has one request at a time. */
 struct file_disk {
         enum store_disk_state state; /* OPENING, SCANNING, ON or OFF */
         bool open;                   /* its process has it open */
@@ -79,23 +79,22 @@ struct file_disk {
         uint64_t read_ns, write_ns; /* total time of its requests */
 };
 
-/* Requests of exact copies. disks.c calls cold_copies.c only through this table. */
+/* Requests of exact copies. disk.c calls cold_copies.c only through this table. */
 struct file_copies {
-        void (*next)(struct file *file, uint32_t disk, bool *later);
-        void (*done)(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
-        void (*miss)(struct file *file, uint32_t disk); /* the disk is off, or hangs */
+        void (*next)(struct file *file, bool *later);
+        void (*done)(struct file *file, const int32_t *errors, uint32_t n);
+        void (*miss)(struct file *file); /* the disk is off, or hangs */
 };
 
-struct file { /* of a store: all of its files */
+struct file { /* the file tier of a store */
         struct store *store;
-        enum store_disk_state state;
         struct store_disk_config config;
         void (*wanted)(void *data, bool soon);
         void *data;
 
-        struct set set;
+        struct head head;
         struct catalog catalog;
-        struct file_disk *disks;         /* owned; config.n_files */
+        struct file_disk disk;
         uint64_t sequence;               /* of the last record */
         struct store_disk_question tell; /* the SUPER request that is being sent */
         struct file_super super;         /* the superblock of that request */
@@ -107,9 +106,9 @@ struct file { /* of a store: all of its files */
         uint32_t prefix[KVD_FETCH_TOKENS];         /* scratch: tokens of a bidirectional prefix */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
-        uint32_t sweep;              /* next place to look at for dead records */
-        struct store_disk_info info; /* of all files */
-        struct host *host;           /* owned; NULL if the pool is in host memory */
+        uint32_t sweep;            /* next place to look at for dead records */
+        uint64_t n_fetches, queue; /* number of fetches; number of them under way */
+        struct host *host;         /* owned; NULL if the pool is in host memory */
         const struct file_copies *copies;
         uint32_t copies_turn; /* number of the space to look at next for cold copies */
         uint64_t copies_go;   /* bytes of copies that are being written */
@@ -118,7 +117,7 @@ struct file { /* of a store: all of its files */
 /* kvctl evict --to file: demotes all blocks that are sealed when it begins */
 enum file_all { ALL_NOT, ALL_UNDER_WAY, ALL_DONE };
 
-struct file_wanted {               /* queue of a space's copies to read from one file */
+struct file_wanted {               /* queue of a space's copies to read */
         struct kvd_list_node node; /* in the disk's list, unless the queue is empty */
         struct space *space;
         uint64_t since_ns;    /* since when there is no memory for them; 0: unknown */
@@ -139,32 +138,16 @@ struct file_space {
         uint32_t hand;      /* block to look at next */
         uint32_t looked;    /* blocks looked at in this round */
         uint64_t changes;   /* carry_changes when unswept was last set */
-        struct file_wanted wanted[DISK_FILES]; /* for each file */
+        struct file_wanted wanted;
         uint32_t told; /* catalog_tell_some's position; CATALOG_NOWHERE: done */
 };
 
-/* The disk of a place, and its counters. */
-static inline uint32_t file_disk_of(const struct file *file, uint64_t place) {
-        return catalog_file_of(&file->catalog, place);
-}
-static inline struct file_count *file_count(struct file *file, uint64_t place) {
-        return &file->disks[file_disk_of(file, place)].count;
-}
 static inline void file_count_error(struct file_count *count, int error) {
         count->errors += error != 0;
         count->last_error = error ?: count->last_error;
 }
 /* The last error in words; "" if there was none. */
 const char *file_last_error(const struct file_count *count);
-/* Total size of all files. */
-static inline uint64_t file_bytes(const struct file *file) {
-        uint64_t bytes = 0;
-
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                bytes += file->config.bytes[i];
-        return bytes;
-}
-
 static inline struct file_space *file_space_of(const struct space *space) {
         return space->parts.file;
 }
@@ -176,30 +159,28 @@ int file_space_number(struct file *file, struct space *space);
 /* The same, but enters one; -1: the catalog is full, or the domain's share is used. */
 int file_enter_space(struct file *file, struct space *space);
 void file_want(struct file *file, bool soon);
-/* Sets the flags in the index by which clients know whether to fetch from the files. */
+/* Sets the flags in the index by which clients know whether to fetch from the file. */
 void file_tell_below(struct space *space);
 /* Blocks can only be used by a space with the same names, geometry and kind. */
 void file_name_of(const struct space *space, struct file_name *ret);
-/* A file came or went: updates the flags for clients, and has all spaces looked at again. */
+/* The file came or went: updates the flags for clients, and has all spaces looked at again. */
 void file_changes(struct file *file);
-/* Continues erasing. An erasure ends when no file in use has the namespace any more. */
+/* Continues erasing. An erasure ends when the file does not have the namespace any more. */
 void file_erase(struct file *file);
 /* Drops dead records, a bounded number. True: there may be more. */
 bool file_sweep_dead(struct file *file);
 
 /* Can a request be made? It is begun, has items added, and is made ready. */
-bool file_is_idle(const struct file *file, uint32_t disk);
-bool file_any_idle(const struct file *file);
-void file_begin_question(struct file *file, uint32_t disk, enum store_disk_ask what,
-                         struct space *space);
+bool file_is_idle(const struct file *file);
+void file_begin_question(struct file *file, enum store_disk_ask what, struct space *space);
 /* Is there no room for one more block in the request? */
-bool file_question_is_full(const struct file *file, uint32_t disk);
-void file_question_add(struct file *file, uint32_t disk, const struct store_disk_item *item);
-void file_question_ready(struct file *file, uint32_t disk);
+bool file_question_is_full(const struct file *file);
+void file_question_add(struct file *file, const struct store_disk_item *item);
+void file_question_ready(struct file *file);
 /* A worker has finished its part of the request, which is sent to the disk process next. */
-void file_is_ready(struct file *file, uint32_t disk);
+void file_is_ready(struct file *file);
 /* Ends the request. errors has n entries; items beyond these count as -ECANCELED. */
-void file_settle(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
+void file_settle(struct file *file, const int32_t *errors, uint32_t n);
 
 /* The root of a chain's records. tokens: used if bidirectional: of the whole prefix. */
 uint64_t file_root(const struct space *space, uint64_t root, const uint32_t *tokens);
@@ -215,25 +196,25 @@ uint32_t file_record_of(const struct file *file, const struct space *space, uint
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id);
 void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence);
 
-/* demote.c: makes write requests for disks that are idle. */
+/* demote.c: makes a write request. */
 void demote_next(struct file *file, bool *later);
-void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
+void demote_done(struct file *file, const int32_t *errors, uint32_t n);
 
 /* Maximum bytes of the domain's records and copies. */
 uint64_t demote_most(const struct file *file, const struct space *space);
 
 /* cold_copies.c: makes requests to write and read exact copies. */
 extern const struct file_copies file_copies;
-/* Reports some copies as missed that wait for files that are off or hang. True: there are more. */
+/* Reports some copies as missed that wait for a file that is off or hangs. True: there are more. */
 bool copies_miss_some(struct file *file, struct space *space);
-void copies_space_leaves(struct file *file, struct space *space);
+void copies_space_leaves(struct space *space);
 
 /* fetch.c: makes read requests. False: out of pin reads, so call again before anything else. */
 bool fetch_next(struct file *file, bool *later);
-void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
+void fetch_done(struct file *file, const int32_t *errors, uint32_t n);
 /* Ends a client's fetches; a is NULL: those of a deleted space; both are NULL: all. */
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
-/* Cuts all fetches before the first step that needs that disk, except but, which may be NULL. */
-void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but);
+/* Ends all fetches, which need the disk, except but, which may be NULL. */
+void fetches_miss(struct file *file, const struct fetch *but);
 
 #endif

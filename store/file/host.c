@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks on their way between a pool on a GPU and its files pass through host memory (host.h). A
+ * Blocks on their way between a pool on a GPU and its file pass through host memory (host.h). A
  * copy that stays there belongs to its record; the coldest copies are evicted for new ones. Without
  * a disk, a record is nothing but its copy: requests to the disk are answered here, the names of
  * spaces are not written anywhere, and nothing outlives the daemon.
@@ -19,7 +19,6 @@
 
 #define EXTENT_BYTES (UINT64_C(256) << 20)
 #define LEAST_EXTENTS 16u
-#define NAME "host"
 #define LOOKS 64u /* copies to look at for one that can be evicted */
 
 struct host_record {
@@ -30,7 +29,7 @@ struct host_record {
 
 struct host {
         struct file *file;
-        struct carry carries[DISK_FILES]; /* for each disk's request */
+        struct carry carry; /* for the request */
         bool has_disk;
         uint64_t n_records;
         struct host_record *records; /* owned; by place in the catalog; NULL: no copies stay */
@@ -86,7 +85,7 @@ static void release(struct host *h, uint32_t record) {
 
         unlink_copy(h, record);
         if (space)
-                carry_take_back(&h->carries[file_disk_of(h->file, record)], space, r->place - 1);
+                carry_take_back(&h->carry, space, r->place - 1);
         r->place = 0;
         h->bytes -= bytes_of(h, record);
         h->n_copies--;
@@ -111,7 +110,7 @@ static void drop(struct host *h, uint32_t record) {
                 h->evicted++;
                 release(h, record);
         } else {
-                catalog_file(&h->file->catalog, record)->evicted++;
+                h->file->catalog.evicted++;
                 catalog_drop(&h->file->catalog, record);
         }
 }
@@ -139,10 +138,10 @@ static bool drop_coldest(struct host *h, const struct space *space) {
         return false;
 }
 
-bool host_has_room(struct file *file, uint32_t disk, const struct space *space) {
+bool host_has_room(struct file *file, const struct space *space) {
         struct host *h = file->host;
 
-        while (!carry_has_room(&h->carries[disk], space))
+        while (!carry_has_room(&h->carry, space))
                 if (!drop_coldest(h, space))
                         return false;
         return true;
@@ -153,13 +152,12 @@ bool host_gives_way(struct file *file, const struct space *space) {
 
         if (!h || !drop_coldest(h, space))
                 return false;
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                carry_shrink(&h->carries[i]);
+        carry_shrink(&h->carry);
         return true;
 }
 
-bool host_may_begin(struct file *file, uint32_t disk, struct space *space) {
-        if (!file->host || carry_may_begin(&file->host->carries[disk], space))
+bool host_may_begin(struct file *file, struct space *space) {
+        if (!file->host || carry_may_begin(&file->host->carry, space))
                 return true;
         file_want(file, true);
         return false;
@@ -188,27 +186,26 @@ static bool has_copy(const struct host *h, const struct space *space, uint32_t r
         return h->records && h->records[record].place && space_of(h, record) == space;
 }
 
-bool host_takes(struct file *file, uint32_t disk, uint32_t record) {
+bool host_takes(struct file *file, uint32_t record) {
         struct host *h = file->host;
-        const struct store_disk_question *q = &file->disks[disk].question;
+        const struct store_disk_question *q = &file->disk.question;
 
         if (!h)
                 return true;
         if (q->n && q->items[0].copied != has_copy(h, q->space, record))
                 return false;
-        return has_copy(h, q->space, record) ||
-               (h->has_disk && host_has_room(file, disk, q->space));
+        return has_copy(h, q->space, record) || (h->has_disk && host_has_room(file, q->space));
 }
 
-void host_add(struct file *file, uint32_t disk, struct store_disk_item *item) {
+void host_add(struct file *file, struct store_disk_item *item) {
         struct host *h = file->host;
         uint32_t record = (uint32_t)item->place;
-        struct space *space = file->disks[disk].question.space;
+        struct space *space = file->disk.question.space;
         struct carry *carry;
 
         if (!h)
                 return;
-        carry = &h->carries[disk];
+        carry = &h->carry;
         if (!carry->n)
                 carry_begin(carry, space);
         item->copied = has_copy(h, space, record);
@@ -219,36 +216,36 @@ void host_add(struct file *file, uint32_t disk, struct store_disk_item *item) {
                 carry_add(carry, item->block);
 }
 
-bool host_asks_first(struct file *file, uint32_t disk) {
-        struct store_disk_question *q = &file->disks[disk].question;
+bool host_asks_first(struct file *file) {
+        struct store_disk_question *q = &file->disk.question;
 
         if (!file->host || q->copies || (q->what != STORE_DISK_WRITE && q->what != STORE_DISK_READ))
                 return false;
         if (q->what == STORE_DISK_WRITE)
-                carry_down(&file->host->carries[disk]);
+                carry_down(&file->host->carry);
         else if (q->items[0].copied)
-                carry_up(&file->host->carries[disk]);
+                carry_up(&file->host->carry);
         return q->what == STORE_DISK_WRITE || q->items[0].copied;
 }
 
-static void written(struct host *h, uint32_t disk, const int32_t *errors, uint32_t n) {
-        struct carry *carry = &h->carries[disk];
+static void written(struct host *h, const int32_t *errors, uint32_t n) {
+        struct carry *carry = &h->carry;
 
         for (uint32_t i = 0; i < MIN(n, carry->n); i++)
                 if (!errors[i])
-                        keep(h, carry, i, (uint32_t)h->file->disks[disk].question.items[i].place);
+                        keep(h, carry, i, (uint32_t)h->file->disk.question.items[i].place);
         carry_end(carry);
 }
 
-bool host_asks_then(struct file *file, uint32_t disk, const int32_t *errors,
-                    const uint64_t *checksums, uint32_t n) {
+bool host_asks_then(struct file *file, const int32_t *errors, const uint64_t *checksums,
+                    uint32_t n) {
         struct host *h = file->host;
 
-        if (!h || !h->carries[disk].space)
+        if (!h || !h->carry.space)
                 return false;
-        if (file->disks[disk].question.what == STORE_DISK_READ)
-                return carry_up_written(&h->carries[disk], errors, checksums, n);
-        written(h, disk, errors, n);
+        if (file->disk.question.what == STORE_DISK_READ)
+                return carry_up_written(&h->carry, errors, checksums, n);
+        written(h, errors, n);
         return false;
 }
 
@@ -256,12 +253,12 @@ bool host_is_all(const struct file *file) {
         return file->host && !file->host->has_disk;
 }
 
-bool host_shrinks(struct file *file, uint32_t disk) {
-        return file->host && carry_shrink(&file->host->carries[disk]);
+bool host_shrinks(struct file *file) {
+        return file->host && carry_shrink(&file->host->carry);
 }
 
-bool host_has_question(const struct file *file, uint32_t disk) {
-        return file->host && carry_is_under_way(&file->host->carries[disk]);
+bool host_has_question(const struct file *file) {
+        return file->host && carry_is_under_way(&file->host->carry);
 }
 
 /* ---- what the worker did --------------------------------------------------------------------- */
@@ -272,23 +269,23 @@ static void look_again(const struct space *space) {
         file_space_of(space)->looked = 0;
 }
 
-static void answer(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
-        file_settle(file, disk, errors, n);
+static void answer(struct file *file, const int32_t *errors, uint32_t n) {
+        file_settle(file, errors, n);
         file_want(file, true);
 }
 
 /* If all blocks have arrived in host memory, the request is sent to the disk next. */
-static void carried_down(struct host *h, uint32_t disk, bool failed) {
-        struct carry *carry = &h->carries[disk];
+static void carried_down(struct host *h, bool failed) {
+        struct carry *carry = &h->carry;
 
-        if (carry_is_whole(carry) && h->file->disks[disk].state == STORE_DISK_ON) {
-                file_is_ready(h->file, disk);
+        if (carry_is_whole(carry) && h->file->disk.state == STORE_DISK_ON) {
+                file_is_ready(h->file);
                 return;
         }
         if (failed)
                 look_again(carry->space);
         carry_end(carry);
-        answer(h->file, disk, NULL, 0);
+        answer(h->file, NULL, 0);
 }
 
 /* Marks the record's copy as used, or frees it if it is corrupt: the disk still has the record. */
@@ -304,9 +301,9 @@ static int32_t settle_copy(struct host *h, uint32_t record, int32_t error) {
         return -ECANCELED;
 }
 
-static void carried_up(struct host *h, uint32_t disk) {
-        const struct store_disk_question *q = &h->file->disks[disk].question;
-        struct carry *carry = &h->carries[disk];
+static void carried_up(struct host *h) {
+        const struct store_disk_question *q = &h->file->disk.question;
+        struct carry *carry = &h->carry;
         uint32_t n = carry->n;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -318,17 +315,16 @@ static void carried_up(struct host *h, uint32_t disk) {
                         keep(h, carry, i, record);
         }
         carry_end(carry);
-        answer(h->file, disk, h->errors, n);
+        answer(h->file, h->errors, n);
 }
 
 static void carried(struct carry *carry, bool failed) {
         struct host *h = carry->owner;
-        uint32_t disk = (uint32_t)(carry - h->carries);
 
-        if (h->file->disks[disk].question.what == STORE_DISK_WRITE)
-                carried_down(h, disk, failed);
+        if (h->file->disk.question.what == STORE_DISK_WRITE)
+                carried_down(h, failed);
         else
-                carried_up(h, disk);
+                carried_up(h);
 }
 
 /* ---- without a disk -------------------------------------------------------------------------- */
@@ -339,11 +335,11 @@ bool store_host_next(struct store *store) {
         const struct store_disk_question *q;
         bool later = false;
 
-        while ((q = store_disk_next(store, 0, &later))) {
+        while ((q = store_disk_next(store, &later))) {
                 if (q->what == STORE_DISK_SUPER)
-                        store_disk_told(store, 0, 0);
+                        store_disk_told(store, 0);
                 else
-                        store_disk_moved(store, 0, errors, NULL, q->n);
+                        store_disk_moved(store, errors, NULL, q->n);
         }
         return later;
 }
@@ -351,16 +347,16 @@ bool store_host_next(struct store *store) {
 static int make_catalog(struct file *file) {
         uint64_t bytes = file->config.host;
         uint64_t extent = MAX(MIN(EXTENT_BYTES, bytes / LEAST_EXTENTS), 2 * DISK_SECTOR);
-        struct catalog_size all = {extent, (uint32_t)MIN(bytes / extent, UINT32_MAX / FILE_SLOTS)};
-        int r = catalog_open(&file->catalog, &all, 1);
+        int r = catalog_open(&file->catalog, extent,
+                             (uint32_t)MIN(bytes / extent, UINT32_MAX / FILE_SLOTS));
 
         if (r == 0)
-                r = set_judge(&file->set, extent); /* no files: makes a new superblock */
+                r = head_alone(&file->head);
         if (r < 0)
                 return store_refuse(file->store, r, "cannot set up the tier below the pool: %s",
                                     strerror(-r));
-        file->disks[0].open = true;
-        file->disks[0].state = file->state = STORE_DISK_ON;
+        file->disk.open = true;
+        file->disk.state = STORE_DISK_ON;
         return host_opened(file);
 }
 
@@ -386,55 +382,43 @@ int host_opened(struct file *file) {
 
 int host_begin(struct file *file) {
         struct host *h = file->host = sys->calloc(1, sizeof *file->host);
-        uint32_t n = MAX(file->config.n_files, 1);
 
         if (!h)
                 return store_refuse(file->store, -ENOMEM,
                                     "out of memory for the tier below the pool");
         h->file = file;
-        for (uint32_t i = 0; i < DISK_FILES; i++) {
-                h->carries[i].owner = h;
-                h->carries[i].done = carried;
-                h->carries[i].most = STORE_CARRY_BYTES / n;
-                if (i < n)
-                        carry_open(&h->carries[i], file->store);
-        }
-        h->has_disk = file->config.n_files > 0;
+        h->carry.owner = h;
+        h->carry.done = carried;
+        h->carry.most = STORE_CARRY_BYTES;
+        carry_open(&h->carry, file->store);
+        h->has_disk = file->config.there;
         h->most = h->has_disk ? file->config.host : UINT64_MAX; /* no disk: the catalog's limit */
         if (h->has_disk)
                 return 0;
-        file->config.n_files = 1;
-        file->config.bytes[0] = file->config.host;
-        memcpy(file->config.names[0], NAME, sizeof NAME);
+        file->config.bytes = file->config.host;
         return make_catalog(file);
 }
 
 struct host *host_free(struct host *h) {
         if (!h)
                 return NULL;
-        for (uint32_t i = 0; i < DISK_FILES; i++)
-                carry_close(&h->carries[i], h->file->store);
+        carry_close(&h->carry, h->file->store);
         if (h->records)
                 munmap(h->records, h->n_records * sizeof *h->records);
         free(h);
         return NULL;
 }
 
-static void carry_leaves(struct file *file, uint32_t disk, const struct space *space) {
-        struct carry *carry = &file->host->carries[disk];
+void host_space_leaves(struct file *file, const struct space *space) {
+        struct carry *carry = file->host ? &file->host->carry : NULL;
         bool waits;
 
-        if (carry->last != space)
+        if (!carry || carry->last != space)
                 return;
-        waits = carry_is_under_way(carry) || (file->disks[disk].ready && carry->space);
+        waits = carry_is_under_way(carry) || (file->disk.ready && carry->space);
         carry_forget(carry);
         if (waits)
-                answer(file, disk, NULL, 0);
-}
-
-void host_space_leaves(struct file *file, const struct space *space) {
-        for (uint32_t i = 0; file->host && i < file->config.n_files; i++)
-                carry_leaves(file, i, space);
+                answer(file, NULL, 0);
 }
 
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record) {
@@ -444,9 +428,8 @@ uint32_t host_copy(const struct file *file, const struct space *space, uint32_t 
         return place && space_of(h, record) == space ? place - 1 : KVD_NOWHERE;
 }
 
-struct file_count *host_count(struct file *file, uint32_t disk,
-                              const struct store_disk_item *item) {
-        return item->copied && file->host->has_disk ? &file->host->count : &file->disks[disk].count;
+struct file_count *host_count(struct file *file, const struct store_disk_item *item) {
+        return item->copied && file->host->has_disk ? &file->host->count : &file->disk.count;
 }
 
 uint32_t store_host_get_info(const struct store *store, struct store_disk_info *ret) {
@@ -455,7 +438,7 @@ uint32_t store_host_get_info(const struct store *store, struct store_disk_info *
         if (!h || !h->has_disk || !h->file->config.host)
                 return 0;
         *ret = (struct store_disk_info){.state = STORE_DISK_ON,
-                                        .name = NAME,
+                                        .name = "host",
                                         .bytes = h->most,
                                         .used = h->bytes,
                                         .records = h->n_copies,
@@ -470,6 +453,6 @@ uint32_t store_host_get_info(const struct store *store, struct store_disk_info *
         return 1;
 }
 
-const struct carry *host_carry(const struct file *file, uint32_t disk) {
-        return file->host ? &file->host->carries[disk] : NULL;
+const struct carry *host_carry(const struct file *file) {
+        return file->host ? &file->host->carry : NULL;
 }

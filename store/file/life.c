@@ -17,23 +17,11 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int make_tables(struct file *file) {
-        uint32_t n = MAX(file->config.n_files, 1);
-
-        file->disks = sys->calloc(n, sizeof *file->disks);
-        if (!file->disks)
-                return store_refuse(file->store, -ENOMEM, "out of memory for the file");
-        for (uint32_t i = 0; i < n; i++)
-                file->disks[i].state = STORE_DISK_OPENING;
-        return 0;
-}
-
 int store_disk_begin(struct store *store, const struct store_disk_config *config) {
         bool on_gpu = store->config.backend != KVD_BACKEND_HOST;
         struct file *file;
-        int r;
 
-        if (!config->n_files && !config->host)
+        if (!config->there && !config->host)
                 return 0;
         if (config->host && !on_gpu)
                 return store_refuse(store, -EOPNOTSUPP,
@@ -44,14 +32,13 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
         file->store = store;
         file->config = *config;
         file->copies = &file_copies;
-        file->state = STORE_DISK_OPENING;
-        store->account.copies_below = config->n_files ? file_bytes(file) / CATALOG_COPIES : 0;
-        set_begin(&file->set, config->n_files, config->bytes);
-        r = make_tables(file);
-        return r < 0 || !on_gpu ? r : host_begin(file);
+        file->disk.state = STORE_DISK_OPENING;
+        store->account.copies_below = config->there ? config->bytes / CATALOG_COPIES : 0;
+        head_begin(&file->head, config->bytes);
+        return on_gpu ? host_begin(file) : 0;
 }
 
-/* Frees the tier's memory; the files stay as they are. */
+/* Frees the tier's memory; the file stays as it is. */
 static void store_ends(struct store *store) {
         struct file *file = STEAL(store->file);
 
@@ -61,18 +48,17 @@ static void store_ends(struct store *store) {
         catalog_close(&file->catalog);
         while (file->fetches.first)
                 bring_end(kvd_list_first(&file->fetches, struct bringing, waiting));
-        free(file->disks);
         free(file);
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-/* Room for a hint of each block that the files can hold: one space may fill all of them. */
+/* Room for a hint of each block that the file can hold: one space may fill it. */
 static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
         const struct file *file = space_store(space)->file;
 
         if (file)
-                ix->hint_slots = kvd_table_slots(file_bytes(file) /
+                ix->hint_slots = kvd_table_slots(file->config.bytes /
                                                  file_slot_bytes(ix->block_bytes, 0));
 }
 
@@ -82,10 +68,8 @@ static int space_begins(struct space *space) {
         if (!fs)
                 return -ENOMEM;
         fs->number = -1;
-        for (uint32_t i = 0; i < DISK_FILES; i++)
-                fs->wanted[i] = (struct file_wanted){.space = space,
-                                                     .first = KVD_NOWHERE,
-                                                     .last = KVD_NOWHERE};
+        fs->wanted =
+                (struct file_wanted){.space = space, .first = KVD_NOWHERE, .last = KVD_NOWHERE};
         file_tell_below(space);
         return 0;
 }
@@ -94,10 +78,10 @@ static void space_ends(struct space *space) {
         free(file_space_of(space));
 }
 
-/* If blocks have changed, the space is swept when a disk is idle. */
+/* If blocks have changed, the space is swept when the disk is idle. */
 static void note_changes(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
-        uint64_t changes = carry_changes(host_carry(file, 0), space);
+        uint64_t changes = carry_changes(host_carry(file), space);
 
         if (fs->changes == changes)
                 return;
@@ -145,19 +129,19 @@ static struct file_erasing *unused_erasing(struct file *file) {
 }
 
 /* A request that is outstanding goes on without the space; one that was not sent ends. */
-static void leave_question(struct file *file, uint32_t i, const struct space *space) {
-        struct file_disk *d = &file->disks[i];
+static void leave_question(struct file *file, const struct space *space) {
+        struct file_disk *d = &file->disk;
 
         if (d->question.space != space)
                 return;
         if (d->ready)
-                file_settle(file, i, NULL, 0);
+                file_settle(file, NULL, 0);
         d->question.space = NULL;
 }
 
 /*
  * The space was deleted, so its records are erased, unless it was only collected to make room. If
- * the files are not open yet, they are erased once they are.
+ * the file is not open yet, they are erased once it is.
  */
 static void space_leaves(struct space *space) {
         struct file *file = space_store(space)->file;
@@ -168,9 +152,8 @@ static void space_leaves(struct space *space) {
         fetches_end(file, space, NULL);
         if (file_space_of(space)->number >= 0)
                 catalog_tell(&file->catalog, file_space_of(space)->number, NULL);
-        for (uint32_t i = 0; i < file->config.n_files; i++)
-                leave_question(file, i, space);
-        copies_space_leaves(file, space);
+        leave_question(file, space);
+        copies_space_leaves(space);
         if (file_space_of(space)->number >= 0)
                 file->owners[file_space_of(space)->number] = NULL;
         host_space_leaves(file, space);

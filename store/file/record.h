@@ -23,14 +23,9 @@
  * A record with the epoch FILE_NO_EPOCH, which no namespace has, is an exact copy (cold_copies.c).
  * It counts only for the daemon that wrote it; after a restart its slot is free.
  *
- * Several files share one superblock. Each has a copy, and every change is written to all of them,
- * though not at the same time. A record may follow one in another file, and is written to a file
- * only once that file's superblock has its epoch. The files that belong together have the same
- * secret and the same set, a random number that is drawn at each opening. Among them the newest
- * superblock counts, so nothing that was erased comes back from a file that had failed meanwhile.
- * A file with the same secret but another set was opened without the others, and the same numbers
- * may mean something else there: it begins a new life. The life is part of the key of its
- * checksums, so none of its old records counts.
+ * The life and the set in a superblock are kept for older versions of kvd, which spread a cache over
+ * several files: a file with the same secret, but another set, was opened without the others. The
+ * life is part of the key of the file's checksums.
  */
 
 #include <assert.h>
@@ -57,18 +52,17 @@ struct file_mark { /* begins every sector except those of a payload */
         struct kvd_key checksum; /* of the sector with this field 0 */
 };
 
-/* The same in all files, except for bytes, extent_bytes and life. */
 struct file_super {
         struct file_mark mark;
-        uint64_t serial;              /* counts changes of the superblock */
-        uint64_t bytes, extent_bytes; /* of this file */
+        uint64_t serial; /* counts changes of the superblock */
+        uint64_t bytes, extent_bytes;
         uint64_t opening; /* counts openings; each has sequences from file_sequence_of on */
         uint64_t next_epoch;
         uint32_t n_namespaces, pad;
         uint8_t secret[KVD_SECRET_BYTES];
         struct kvd_disk_namespace namespaces[FILE_NAMESPACES];
-        uint64_t life; /* of this file; 0: the first file that had the secret */
-        uint64_t set;  /* of the files opened together; 0: by a kvd that knew no sets */
+        uint64_t life; /* 0, but in files of several that older versions used together */
+        uint64_t set;  /* drawn at each opening */
         uint64_t rest[2];
 };
 static_assert(sizeof(struct file_super) == DISK_SECTOR, "version 1");

@@ -8,8 +8,8 @@
  * place of each record. A place is extent x FILE_SLOTS + slot. A completed write can be read, but
  * may be lost in a power failure; a completed erasure is durable.
  *
- * The caller also decides the contents of the superblock, which several files share (set.h):
- * volume_look reads it, volume_tell writes it.
+ * The caller also decides the contents of the superblock (head.h): volume_look reads it,
+ * volume_tell writes it.
  *
  * After a failed flush the contents of the file are unknown, and all operations fail (-EIO).
  */

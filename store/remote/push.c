@@ -2,7 +2,7 @@
 
 /*
  * Writing blocks to the servers. A hand goes round a space's blocks and picks those that are
- * admitted, as for the files, together with the blocks before them. The remote process finds out
+ * admitted, as for the file, together with the blocks before them. The remote process finds out
  * which blocks another machine has written already, and does not transfer those.
  */
 

@@ -24,7 +24,7 @@
 enum place_state { PLACE_HERE, PLACE_GOES, PLACE_BELOW, PLACE_WANTED, PLACE_COMES };
 
 struct place {                    /* of tier memory */
-        uint32_t record;          /* place in the files' catalog, unless HERE */
+        uint32_t record;          /* place in the file's catalog, unless HERE */
         uint32_t sequence, entry; /* owner of the copy, unless HERE; sequence 0: none waits */
         uint32_t next;            /* WANTED: next place to read; or KVD_NOWHERE */
         uint8_t state;

@@ -96,17 +96,15 @@ struct attachment *fixture_attach(struct space *space) {
         return fixture_attach_as(space, processes++);
 }
 
-void fixture_super(struct file_super supers[], uint32_t file, uint32_t extents,
-                   uint64_t extent_bytes) {
-        supers[file] = (struct file_super){.serial = 1,
-                                           .bytes = FILE_HEAD + extents * extent_bytes,
-                                           .extent_bytes = extent_bytes,
-                                           .opening = 1,
-                                           .next_epoch = 1,
-                                           .secret = "not much of a secret",
-                                           .life = file,
-                                           .set = 1};
-        file_sector_seal(supers[file].secret, FILE_SUPER, &supers[file].mark);
+void fixture_super(struct file_super *super, uint32_t extents, uint64_t extent_bytes) {
+        *super = (struct file_super){.serial = 1,
+                                     .bytes = FILE_HEAD + extents * extent_bytes,
+                                     .extent_bytes = extent_bytes,
+                                     .opening = 1,
+                                     .next_epoch = 1,
+                                     .secret = "not much of a secret",
+                                     .set = 1};
+        file_sector_seal(super->secret, FILE_SUPER, &super->mark);
 }
 
 void set(struct space *space, const char *key, const char *value) {

@@ -29,8 +29,7 @@ struct space *fixture_whole_space(const char *name);    /* bidirectional */
 struct attachment *fixture_attach(struct space *space); /* as a process of its own */
 struct attachment *fixture_attach_as(struct space *space, uint64_t process);
 /* A superblock as of an existing file; a new file would get larger extents. */
-void fixture_super(struct file_super supers[], uint32_t file, uint32_t extents,
-                   uint64_t extent_bytes);
+void fixture_super(struct file_super *super, uint32_t extents, uint64_t extent_bytes);
 void set(struct space *space, const char *key, const char *value);
 void check_clean(struct space *space);
 void idle(void); /* does idle work until there is none */

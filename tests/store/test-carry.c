@@ -138,41 +138,6 @@ START_TEST(half_is_left_for_copies) {
 }
 END_TEST
 
-/* The maximum number of disks together reserve, and give back per turn, as much as one did. */
-START_TEST(many_ways_keep_what_one_does) {
-        static struct carry ways[DISK_FILES];
-        struct space *space, *large;
-        uint32_t one, given = 0;
-
-        fixture_open(1 << 17, 1 << 17);
-        space = fixture_space("s", 64);
-        large = large_space("a");
-        carry_open(&carry, store);
-        one = copies_as_many_as_there_can_be(space);
-        for (uint32_t i = 0; i < one; i++)
-                place_erase(space, i);
-        carry_close(&carry, store);
-        for (uint32_t i = 0; i < DISK_FILES; i++) {
-                ways[i].most = STORE_CARRY_BYTES / DISK_FILES;
-                carry_open(&ways[i], store);
-        }
-        ck_assert_uint_eq(copies_as_many_as_there_can_be(space), one);
-        for (uint32_t i = 0; i < DISK_FILES; i++) {
-                carry_begin(&ways[i], large);
-                for (uint32_t k = 0; k < CARRY_MOST / DISK_FILES; k++)
-                        carry_add(&ways[i], KVD_ROOT);
-                carry_end(&ways[i]);
-                given += ways[i].n_spare;
-                carry_shrink(&ways[i]);
-                given -= ways[i].n_spare;
-        }
-        ck_assert_uint_eq((uint64_t)given << 16, PIECE);
-        for (uint32_t i = 0; i < DISK_FILES; i++)
-                carry_close(&ways[i], store);
-        fixture_close();
-}
-END_TEST
-
 /*
  * Copies of space a were evicted for blocks of space b, and their places were reserved for a, whose
  * turn was over. So b's question could not begin.
@@ -226,6 +191,5 @@ END_TEST
 
 SUITE("carry",
       TESTS(what_is_spare_goes_a_piece_at_a_time, half_is_left_for_copies,
-            many_ways_keep_what_one_does, what_was_anothers_is_not_kept,
-            a_carry_that_lacks_a_block_is_not_whole),
+            what_was_anothers_is_not_kept, a_carry_that_lacks_a_block_is_not_whole),
       LOOPS(2, copies_leave_what_is_needed_on_the_way))

@@ -28,50 +28,44 @@ struct written {
         uint8_t block[BLOCK_BYTES];
 };
 
-static struct written slots[MOST_FILES][FILE_SLOTS]; /* a file has one extent */
-static struct file_super supers[MOST_FILES];
+static struct written slots[FILE_SLOTS]; /* the file has one extent */
+static struct file_super super;
 static const int32_t no_errors[KVD_DISK_ITEMS];
-static uint32_t n_files;
 static struct space *space;
 static struct attachment *a;
 static struct table t;
 
 /* ---- a disk process -------------------------------------------------------------------------- */
 
-static void look(uint32_t file) {
-        struct file_super copies[FILE_COPIES] = {supers[file], supers[file]};
+static void look(void) {
+        struct file_super copies[FILE_COPIES];
 
-        store_disk_looked(store, file, 0, copies, sizeof copies);
+        for (uint32_t i = 0; i < FILE_COPIES; i++)
+                memcpy(&copies[i], &super, sizeof super);
+        store_disk_looked(store, 0, copies, sizeof copies);
 }
 
-static const struct store_disk_question *asked_of(uint32_t file) {
+static const struct store_disk_question *now(void) {
         const struct store_disk_question *q;
         bool later;
 
-        while ((q = store_disk_next(store, file, &later)) && q->what == STORE_DISK_SUPER) {
-                memcpy(&supers[file], q->super, sizeof supers[file]);
-                store_disk_told(store, file, 0);
+        while ((q = store_disk_next(store, &later)) && q->what == STORE_DISK_SUPER) {
+                memcpy(&super, q->super, sizeof super);
+                store_disk_told(store, 0);
         }
         return q;
 }
 
-/* Opens n files with n_slots slots each. */
-static void open_files(uint32_t n, uint32_t n_slots) {
-        struct store_disk_config config = {.n_files = n};
+static void open_it(uint32_t n_slots) {
+        struct store_disk_config config = {.there = true,
+                                           .bytes = FILE_HEAD + EXTENT_BYTES(n_slots)};
 
-        n_files = n;
-        for (uint32_t i = 0; i < n; i++)
-                config.bytes[i] = FILE_HEAD + EXTENT_BYTES(n_slots);
         fixture_open(64, MEMORY);
         ck_assert_int_eq(store_disk_begin(store, &config), 0);
-        for (uint32_t i = 0; i < n; i++)
-                fixture_super(supers, i, 1, EXTENT_BYTES(n_slots));
-        for (uint32_t i = 0; i < n; i++)
-                look(i);
-        for (uint32_t i = 0; i < n; i++) {
-                ck_assert_int_eq(asked_of(i)->what, STORE_DISK_SCAN);
-                store_disk_scanned(store, i, 0, 0, NULL, 0);
-        }
+        fixture_super(&super, 1, EXTENT_BYTES(n_slots));
+        look();
+        ck_assert_int_eq(now()->what, STORE_DISK_SCAN);
+        store_disk_scanned(store, 0, 0, NULL, 0);
         space = fixture_space("s", 0);
         a = fixture_attach(space);
         set(space, "kvreviver", "on");
@@ -84,22 +78,18 @@ static void close_files(void) {
         fixture_close();
 }
 
-static struct store_disk_info info_of(uint32_t file) {
+static struct store_disk_info info(void) {
         struct store_disk_info ret;
 
-        store_disk_get_info(store, file, &ret);
+        store_disk_get_info(store, &ret);
         return ret;
 }
 
-static struct store_disk_info info(void) {
-        return info_of(0);
-}
-
-static void move(uint32_t file, const struct store_disk_question *q, int32_t *errors) {
+static void move(const struct store_disk_question *q, int32_t *errors) {
         for (uint32_t i = 0; i < q->n; i++) {
-                uint64_t place = store_disk_place(store, q->items[i].place), offset;
-                struct written *s = &slots[file][place % FILE_SLOTS];
-                int fd = store_disk_memory(store, file, i, &offset);
+                struct written *s = &slots[q->items[i].place % FILE_SLOTS];
+                uint64_t offset;
+                int fd = store_disk_memory(store, i, &offset);
 
                 ck_assert_int_ge(fd, 0);
                 if (q->what == STORE_DISK_WRITE) {
@@ -115,37 +105,36 @@ static void move(uint32_t file, const struct store_disk_question *q, int32_t *er
         }
 }
 
-static void answer(uint32_t file, const struct store_disk_question *q) {
+static void answer(const struct store_disk_question *q) {
         int32_t errors[KVD_DISK_ITEMS] = {0};
 
-        move(file, q, errors);
-        store_disk_moved(store, file, errors, NULL, q->n);
+        move(q, errors);
+        store_disk_moved(store, errors, NULL, q->n);
 }
 
-/* The next question to a file, which must be about copies, or NULL. */
-static const struct store_disk_question *asked(uint32_t file) {
+/* The next question, which must be about copies, or NULL. */
+static const struct store_disk_question *asked(void) {
         const struct store_disk_question *q = NULL;
 
         for (uint32_t i = 0; !q && i < 100; i++) {
                 idle();
                 work();
-                q = asked_of(file);
+                q = now();
         }
         ck_assert(!q || q->copies);
         return q;
 }
 
-/* Does all work, of disks and worker, and takes the changes, until there is nothing left. */
+/* Does all work, of the disk and the worker, and takes the changes, until there is nothing left. */
 static void play(void) {
         for (uint32_t quiet = 0; quiet < 4; quiet++) {
-                idle();
-                for (uint32_t i = 0; i < n_files; i++) {
-                        const struct store_disk_question *q = asked_of(i);
+                const struct store_disk_question *q;
 
-                        if (q)
-                                answer(i, q);
-                        quiet = q ? 0 : quiet;
-                }
+                idle();
+                q = now();
+                if (q)
+                        answer(q);
+                quiet = q ? 0 : quiet;
                 quiet = work() ? 0 : quiet;
                 table_sync(&t, NULL);
                 table_check(&t);
@@ -207,20 +196,16 @@ static uint32_t first_below(void) {
 }
 
 static void expect_no_slot(void) {
-        for (uint32_t i = 0; i < n_files; i++) {
-                ck_assert_uint_eq(info_of(i).copies, 0);
-                ck_assert_uint_eq(info_of(i).used, 0);
-        }
+        ck_assert_uint_eq(info().copies, 0);
+        ck_assert_uint_eq(info().used, 0);
 }
 
-START_TEST(what_memory_has_no_room_for_goes_to_the_files_and_comes_back) {
-        open_files(1 + (uint32_t)_i, 2 * SLOTS);
+START_TEST(what_memory_has_no_room_for_goes_to_the_file_and_comes_back) {
+        open_it(2 * SLOTS);
         spill(BLOCKS);
-        ck_assert_uint_ge(info().copies + info_of(1).copies, BLOCKS - MEMORY + MEMORY / 4);
+        ck_assert_uint_ge(info().copies, BLOCKS - MEMORY + MEMORY / 4);
         ck_assert_uint_le(usage_of(space).copy_bytes, FEW * BLOCK_BYTES);
         ck_assert_uint_eq(info().records, 0);
-        if (_i)
-                ck_assert_uint_ge(info_of(1).copies, BLOCKS / 4);
         want(0, BLOCKS);
         play();
         ck_assert_uint_eq(resident(), BLOCKS);
@@ -235,7 +220,7 @@ END_TEST
 
 /* Copies that memory has room for are not written. */
 START_TEST(few_copies_stay_in_memory) {
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(FEW - FEW % 4);
         expect_no_slot();
         ck_assert_uint_eq(info().copies_written, 0);
@@ -245,7 +230,7 @@ END_TEST
 
 /* A client cools and revives repeatedly, more blocks than memory has room for. */
 START_TEST(round_and_round) {
-        open_files(2, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(BLOCKS);
         for (uint32_t round = 0; round < 20; round++) {
                 want(round % 3 * 8, 24);
@@ -281,7 +266,7 @@ static const struct store_disk_question *leave_one_out(uint32_t how) {
                 table_sync(&t, NULL);
         }
         if (how)
-                q = asked(0);
+                q = asked();
         ck_assert(!how || q);
         if (how)
                 ck_assert_int_eq(q->what, how == 1 ? STORE_DISK_READ : STORE_DISK_WRITE);
@@ -292,7 +277,7 @@ static const struct store_disk_question *leave_one_out(uint32_t how) {
 START_TEST(a_sequence_that_ends_leaves_no_slot) {
         const struct store_disk_question *q;
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         q = leave_one_out((uint32_t)_i);
         table_close(&t);
         idle();
@@ -300,8 +285,8 @@ START_TEST(a_sequence_that_ends_leaves_no_slot) {
         ck_assert_uint_ge(info().copies, q ? q->n : 0);
         ck_assert(q || !info().copies);
         if (q)
-                answer(0, q);
-        ck_assert_ptr_null(asked_of(0)); /* no reader waits any more */
+                answer(q);
+        ck_assert_ptr_null(now()); /* no reader waits any more */
         expect_no_slot();
         ck_assert_uint_eq(usage_of(space).copy_bytes, 0);
         table_open(&t, a, 64, true);
@@ -316,14 +301,14 @@ END_TEST
 START_TEST(a_deleted_space_leaves_no_slot) {
         const struct store_disk_question *q;
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         q = leave_one_out((uint32_t)_i);
         attachment_free(a, false);
         ck_assert_int_eq(space_delete(space, true), 0);
         idle();
         if (q)
-                store_disk_moved(store, 0, no_errors, NULL, q->n); /* it had descriptors */
-        ck_assert_ptr_null(asked_of(0));
+                store_disk_moved(store, no_errors, NULL, q->n); /* it had descriptors */
+        ck_assert_ptr_null(now());
         idle();
         expect_no_slot();
         space = fixture_space("s", 0);
@@ -344,14 +329,14 @@ END_TEST
 START_TEST(one_that_rotted_is_lost_and_never_shown) {
         uint32_t lost;
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(BLOCKS);
         lost = first_below();
         for (uint32_t i = 0; i < SLOTS; i++) /* the disk process notices it; or a worker does */
                 if (_i == 0)
-                        slots[0][i].label.sequence ^= slots[0][i].label.sequence == 0 ? 0 : 1;
+                        slots[i].label.sequence ^= slots[i].label.sequence == 0 ? 0 : 1;
                 else
-                        slots[0][i].block[7] ^= 1;
+                        slots[i].block[7] ^= 1;
         want(lost, 1);
         play();
         ck_assert_uint_eq(resident(), 0);
@@ -367,13 +352,13 @@ START_TEST(one_that_rotted_is_lost_and_never_shown) {
 END_TEST
 
 static void lose_process(void) {
-        store_disk_lost(store, 0);
-        look(0);
+        store_disk_lost(store);
+        look();
 }
 
 /* The process dies while nothing is out, or copies are read or written (leave_one_out). */
 START_TEST(a_process_that_dies_costs_no_copy) {
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         leave_one_out((uint32_t)_i);
         lose_process();
         check_clean(space);
@@ -390,12 +375,12 @@ END_TEST
 START_TEST(processes_that_die_and_die_are_a_refusal) {
         uint32_t one;
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(BLOCKS);
         one = first_below();
         want(one, 1);
         for (uint32_t i = 0; i < 3; i++) {
-                ck_assert_int_eq(asked(0)->what, STORE_DISK_READ);
+                ck_assert_int_eq(asked()->what, STORE_DISK_READ);
                 lose_process();
         }
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 1);
@@ -412,12 +397,12 @@ END_TEST
 START_TEST(a_file_that_hangs_is_not_waited_for) {
         const struct store_disk_question *q;
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(BLOCKS);
         want(0, BLOCKS);
-        q = asked(0);
+        q = asked();
         ck_assert_int_eq(q->what, STORE_DISK_READ);
-        store_disk_hangs(store, 0);
+        store_disk_hangs(store);
         check_clean(space);
         play();
         ck_assert_uint_eq(sequence_find(a, t.number)->n_fetching, 0);
@@ -427,7 +412,7 @@ START_TEST(a_file_that_hangs_is_not_waited_for) {
         play();
         ck_assert_uint_lt(resident(), BLOCKS);
         if (_i == 0)
-                answer(0, q);
+                answer(q);
         lose_process();
         play();
         want(0, BLOCKS);
@@ -439,29 +424,29 @@ START_TEST(a_file_that_hangs_is_not_waited_for) {
 }
 END_TEST
 
-/* Only the copies in that file are lost, whether a client waits for them or asks later. */
+/* Only the copies in the file are lost, whether a client waits for them or asks later. */
 START_TEST(a_file_that_is_off_costs_what_it_has) {
         uint32_t below = 0;
 
-        open_files(2, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(BLOCKS);
-        below = (uint32_t)info_of(1).copies;
+        below = (uint32_t)info().copies;
         if (_i) {
                 want(0, BLOCKS);
-                asked(1);
+                asked();
         }
-        store_disk_file_off(store, 1, "a test");
+        store_disk_off(store, "a test");
         check_clean(space);
         want(0, BLOCKS);
         play();
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), below);
-        ck_assert_uint_eq(info_of(1).copies_lost, below);
+        ck_assert_uint_eq(info().copies_lost, below);
         ck_assert_uint_eq(resident(), BLOCKS - below);
         ck_assert_uint_gt(below, 0);
         table_close(&t);
         idle();
         if (_i)
-                store_disk_lost(store, 1);
+                store_disk_lost(store);
         expect_no_slot();
         close_files();
 }
@@ -471,7 +456,7 @@ END_TEST
 START_TEST(a_full_file_takes_no_more) {
         uint64_t cooled;
 
-        open_files(1, 20);
+        open_it(20);
         ck_assert_int_eq(table_append(&t, BLOCKS * BT, 10), 0);
         for (uint32_t i = 0; i < BLOCKS; i += 2) {
                 cool_some(i, 2);
@@ -495,7 +480,7 @@ END_TEST
 START_TEST(without_memory_nothing_comes) {
         uint64_t refused;
 
-        open_files(1, 20);
+        open_it(20);
         for (uint32_t i = 0; i < FEW + 10; i++) {
                 ck_assert_int_eq(table_append(&t, BT, 10 + i * BT), 0);
                 ck_assert_uint_eq(cool_some(i, 1), 1);
@@ -507,7 +492,7 @@ START_TEST(without_memory_nothing_comes) {
         want(first_below(), 1);
         while (counter(space, KVD_SPACE_REVIVE_REFUSED) == refused) {
                 work();
-                ck_assert_ptr_null(asked_of(0));
+                ck_assert_ptr_null(now());
         }
         spill_discharge(space, usage_of(space).sketch_bytes);
         check_clean(space);
@@ -523,17 +508,17 @@ START_TEST(what_the_disk_did_not_take_stays_in_memory) {
         const struct store_disk_question *q;
         int32_t errors[KVD_DISK_ITEMS];
 
-        open_files(2, 2 * SLOTS);
+        open_it(2 * SLOTS);
         q = NULL;
         ck_assert_int_eq(table_append(&t, 16 * BT, 10), 0);
         ck_assert_uint_eq(cool_some(0, 14), 14);
         work();
         table_sync(&t, NULL);
-        q = asked(0);
+        q = asked();
         ck_assert_int_eq(q->what, STORE_DISK_WRITE);
         for (uint32_t i = 0; i < KVD_DISK_ITEMS; i++)
                 errors[i] = -EIO;
-        store_disk_moved(store, 0, errors, NULL, q->n);
+        store_disk_moved(store, errors, NULL, q->n);
         ck_assert_uint_eq(info().copies, 0);
         check_clean(space);
         play();
@@ -551,7 +536,7 @@ END_TEST
 START_TEST(one_that_is_wanted_while_it_goes_stays) {
         const struct store_disk_question *q;
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         q = leave_one_out(2);
         want(0, t.n);
         if (_i)
@@ -559,7 +544,7 @@ START_TEST(one_that_is_wanted_while_it_goes_stays) {
         else
                 work();
         check_clean(space);
-        answer(0, q);
+        answer(q);
         check_clean(space);
         if (_i)
                 worker_do();
@@ -576,7 +561,7 @@ START_TEST(a_domain_has_no_more_than_its_share) {
                                   .quota = 16 * BLOCK_BYTES,
                                   .client_quota = UINT64_MAX};
 
-        open_files(1, 64);
+        open_it(64);
         ck_assert_int_eq(store_domain(store, &q, &domain), 0);
         space = fixture_space("s", 0);
         a = fixture_attach(space);
@@ -600,12 +585,12 @@ END_TEST
 START_TEST(copies_are_no_records) {
         struct kvd_label none = {0};
 
-        open_files(1, 2 * SLOTS);
+        open_it(2 * SLOTS);
         spill(BLOCKS);
         for (uint32_t i = 0; i < SLOTS; i++) {
-                ck_assert_uint_eq(slots[0][i].label.epoch, 0);
-                none.sequence = slots[0][i].label.sequence;
-                ck_assert_mem_eq(&slots[0][i].label, &none, sizeof none);
+                ck_assert_uint_eq(slots[i].label.epoch, 0);
+                none.sequence = slots[i].label.sequence;
+                ck_assert_mem_eq(&slots[i].label, &none, sizeof none);
         }
         close_files();
 }
@@ -613,16 +598,15 @@ END_TEST
 
 static void forget(void) {
         memset(slots, 0, sizeof slots);
-        memset(supers, 0, sizeof supers);
+        memset(&super, 0, sizeof super);
 }
 
 SUITE("copies", FIXTURE(forget, forget),
-      LOOPS(2, what_memory_has_no_room_for_goes_to_the_files_and_comes_back,
-            one_that_rotted_is_lost_and_never_shown, a_file_that_hangs_is_not_waited_for,
+      LOOPS(2, one_that_rotted_is_lost_and_never_shown, a_file_that_hangs_is_not_waited_for,
             a_file_that_is_off_costs_what_it_has, one_that_is_wanted_while_it_goes_stays),
       LOOPS(3, a_sequence_that_ends_leaves_no_slot, a_deleted_space_leaves_no_slot,
             a_process_that_dies_costs_no_copy),
-      TESTS(few_copies_stay_in_memory, round_and_round, processes_that_die_and_die_are_a_refusal,
-            a_full_file_takes_no_more, without_memory_nothing_comes,
-            what_the_disk_did_not_take_stays_in_memory, a_domain_has_no_more_than_its_share,
-            copies_are_no_records))
+      TESTS(what_memory_has_no_room_for_goes_to_the_file_and_comes_back, few_copies_stay_in_memory,
+            round_and_round, processes_that_die_and_die_are_a_refusal, a_full_file_takes_no_more,
+            without_memory_nothing_comes, what_the_disk_did_not_take_stays_in_memory,
+            a_domain_has_no_more_than_its_share, copies_are_no_records))

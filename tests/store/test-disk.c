@@ -11,9 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/key.h"
 #include "store/account.h"
-#include "store/file/catalog.h"
+#include "store/file/file.h"
 #include "store/file_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
@@ -22,14 +23,9 @@
 #define SLOT file_slot_bytes(BLOCK_BYTES, 0)
 #define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots)*SLOT)
 
-#define MOST_FILES 2u
-
-/* The superblock of each file, and how many times it was written. */
-static struct file_super supers[MOST_FILES];
-static uint32_t told[MOST_FILES];
+static struct file_super super;
 static struct kvd_disk_found records[N];
 static uint32_t n_records;
-static uint32_t n_files;
 static bool whole; /* spaces are bidirectional */
 static uint32_t tokens[N * BT];
 static struct space *space;
@@ -38,65 +34,51 @@ static struct attachment *attachment;
 /* ---- a disk process -------------------------------------------------------------------------- */
 
 /* Reports the file as its process does after opening it. */
-static void look(uint32_t file) {
-        struct file_super copies[FILE_COPIES] = {supers[file], supers[file]};
+static void look(void) {
+        struct file_super copies[FILE_COPIES];
 
-        store_disk_looked(store, file, 0, copies, sizeof copies);
+        for (uint32_t i = 0; i < FILE_COPIES; i++)
+                memcpy(&copies[i], &super, sizeof super);
+        store_disk_looked(store, 0, copies, sizeof copies);
 }
 
-/* Opens n files with so many extents each. */
-static void open_files(uint32_t n, uint32_t extents, uint64_t extent_bytes) {
-        struct store_disk_config config = {.n_files = n};
+static void open_it(uint32_t extents, uint64_t extent_bytes) {
+        struct store_disk_config config = {.there = true,
+                                           .bytes = FILE_HEAD + extents * extent_bytes};
 
-        n_files = n;
-        for (uint32_t i = 0; i < n; i++)
-                config.bytes[i] = FILE_HEAD + extents * extent_bytes;
+        if (!super.serial)
+                fixture_super(&super, extents, extent_bytes);
         fixture_open(64, 0);
         ck_assert_int_eq(store_disk_begin(store, &config), 0);
-        for (uint32_t i = 0; i < n; i++)
-                look(i);
+        look();
 }
 
-static void open_file(uint32_t extents, uint64_t extent_bytes) {
-        if (!supers[0].serial)
-                fixture_super(supers, 0, extents, extent_bytes);
-        open_files(1, extents, extent_bytes);
-}
-
-/* The next question to a file, or NULL. Writes of superblocks are done at once. */
-static const struct store_disk_question *asked_of(uint32_t file) {
+/* The next question, or NULL. Writes of superblocks are done at once. */
+static const struct store_disk_question *now(void) {
         const struct store_disk_question *q;
         bool later;
 
-        while ((q = store_disk_next(store, file, &later)) && q->what == STORE_DISK_SUPER) {
-                memcpy(&supers[file], q->super, sizeof supers[file]);
-                told[file]++;
-                store_disk_told(store, file, 0);
+        while ((q = store_disk_next(store, &later)) && q->what == STORE_DISK_SUPER) {
+                memcpy(&super, q->super, sizeof super);
+                store_disk_told(store, 0);
         }
         return q;
 }
 
-static const struct store_disk_question *asked_from(uint32_t file, enum store_disk_ask what) {
+static const struct store_disk_question *asked(enum store_disk_ask what) {
         const struct store_disk_question *q = NULL;
 
         for (uint32_t i = 0; !q && i < 1000; i++) {
                 idle();
-                for (uint32_t other = 0; other < n_files; other++)
-                        if (other != file && what != STORE_DISK_SCAN)
-                                ck_assert_ptr_null(asked_of(other));
-                q = asked_of(file);
+                q = now();
         }
         ck_assert_msg(q && q->what == what, "%d is asked instead of %d", q ? (int)q->what : -1,
                       what);
         return q;
 }
 
-static const struct store_disk_question *asked(enum store_disk_ask what) {
-        return asked_from(0, what);
-}
-
 static uint64_t epoch_of_first(void) {
-        return supers[0].namespaces[0].epoch;
+        return super.namespaces[0].epoch;
 }
 
 /* Answers a question, whose first `fails` items fail. The next scan finds the written records. */
@@ -107,25 +89,25 @@ static void moved(const struct store_disk_question *q, uint32_t fails) {
                 errors[i] = -EIO;
         for (uint32_t i = 0; q->what == STORE_DISK_WRITE && i < q->n && n_records < N; i++)
                 records[n_records++] = (struct kvd_disk_found){.label = q->items[i].label,
-                                                               .key = file_key(supers[0].secret,
+                                                               .key = file_key(super.secret,
                                                                                &q->items[i].label,
                                                                                q->items[i].tokens),
                                                                .place = q->items[i].place};
-        store_disk_moved(store, 0, errors, NULL, q->n);
+        store_disk_moved(store, errors, NULL, q->n);
 }
 
 static struct store_disk_info info(void) {
         struct store_disk_info ret;
 
-        store_disk_get_info(store, 0, &ret);
+        store_disk_get_info(store, &ret);
         return ret;
 }
 
 static void scan_one_extent(void) {
         asked(STORE_DISK_SCAN);
-        store_disk_scanned(store, 0, 0, n_records ? SLOT : 0, records, n_records);
+        store_disk_scanned(store, 0, n_records ? SLOT : 0, records, n_records);
         ck_assert_int_eq(info().state, STORE_DISK_ON);
-        space = fixture_space("s", 0);
+        space = whole ? fixture_whole_space("s") : fixture_space("s", 0);
         attachment = fixture_attach(space);
 }
 
@@ -135,9 +117,8 @@ static void close_file(void) {
         fixture_close();
 }
 
-static void forget_files(void) {
-        memset(supers, 0, sizeof supers);
-        memset(told, 0, sizeof told);
+static void forget_file(void) {
+        memset(&super, 0, sizeof super);
         n_records = 0;
         whole = false;
 }
@@ -187,14 +168,14 @@ static int demoted(void) {
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 START_TEST(what_the_disk_did_not_take_is_said) {
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         make_chain(1, 1000);
         make_chain(1, 2000);
         ck_assert_int_eq(space_demote(space), 1);
         moved(asked(STORE_DISK_WRITE), 1);
         for (uint32_t i = 0; i < 1000 && demoted() == 1; i++)
-                ck_assert_ptr_null(asked_of(0));
+                ck_assert_ptr_null(now());
         ck_assert_int_eq(demoted(), -ENOSPC);
         ck_assert_ptr_nonnull(strstr(store_why(store), "1 blocks could not be written"));
         ck_assert_uint_eq(info().records, 1);
@@ -206,7 +187,7 @@ END_TEST
 START_TEST(unanswered_writes_do_not_count_as_written) {
         const struct store_disk_question *q;
 
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
@@ -223,9 +204,9 @@ END_TEST
 
 /* Another process opens the file again, and gets the question that was not answered. */
 static void lose_process(void) {
-        store_disk_lost(store, 0);
-        ck_assert_ptr_null(asked_of(0));
-        look(0);
+        store_disk_lost(store);
+        ck_assert_ptr_null(now());
+        look();
 }
 
 /* The next question must be a superblock. It is not answered. */
@@ -235,13 +216,13 @@ static void expect_super(void) {
 
         for (uint32_t i = 0; !q && i < 1000; i++) {
                 idle();
-                q = store_disk_next(store, 0, &later);
+                q = store_disk_next(store, &later);
         }
         ck_assert(q && q->what == STORE_DISK_SUPER);
 }
 
 START_TEST(a_name_that_was_not_answered_is_asked_again) {
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
@@ -256,19 +237,19 @@ START_TEST(a_name_that_was_not_answered_is_asked_again) {
 END_TEST
 
 START_TEST(what_was_deleted_is_erased_by_the_next_process) {
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
         moved(asked(STORE_DISK_WRITE), 0);
-        ck_assert_uint_eq(supers[0].n_namespaces, 1);
+        ck_assert_uint_eq(super.n_namespaces, 1);
         attachment = attachment_free(attachment, false);
         ck_assert_int_eq(space_delete(space, true), 0);
         expect_super();
         lose_process();
         ck_assert(store_disk_erasing(store, "d", "s"));
-        ck_assert_ptr_null(asked_of(0));
-        ck_assert_uint_eq(supers[0].n_namespaces, 0);
+        ck_assert_ptr_null(now());
+        ck_assert_uint_eq(super.n_namespaces, 0);
         ck_assert(!store_disk_erasing(store, "d", "s"));
         close_file();
 }
@@ -279,16 +260,16 @@ START_TEST(records_of_too_many_sizes_are_left_alone) {
         const uint32_t sizes = CATALOG_CLASSES + 1;
         struct kvd_disk_found found = {.label = {.sequence = 1, .epoch = 7, .n_tokens = BT}};
 
-        fixture_super(supers, 0, sizes, EXTENT_BYTES(256));
-        supers[0].namespaces[supers[0].n_namespaces++] = (struct kvd_disk_namespace){{1, 2}, 7};
-        file_sector_seal(supers[0].secret, FILE_SUPER, &supers[0].mark);
-        open_file(sizes, EXTENT_BYTES(256));
+        fixture_super(&super, sizes, EXTENT_BYTES(256));
+        super.namespaces[super.n_namespaces++] = (struct kvd_disk_namespace){{1, 2}, 7};
+        file_sector_seal(super.secret, FILE_SUPER, &super.mark);
+        open_it(sizes, EXTENT_BYTES(256));
         for (uint32_t i = 0; i < sizes; i++) {
                 ck_assert_uint_eq(asked(STORE_DISK_SCAN)->extent, i);
                 found.label.sequence++;
                 found.key.tag = found.label.sequence << 32;
                 found.place = i * (uint64_t)FILE_SLOTS;
-                store_disk_scanned(store, 0, 0, (2 + i) * DISK_SECTOR, &found, 1);
+                store_disk_scanned(store, 0, (2 + i) * DISK_SECTOR, &found, 1);
         }
         ck_assert_int_eq(info().state, STORE_DISK_ON);
         ck_assert_uint_eq(info().records, sizes - 1);
@@ -298,13 +279,13 @@ END_TEST
 
 /* After a restart, a fetch tells the order in a chain: its end is evicted before its middle. */
 START_TEST(chains_go_from_their_ends_after_a_restart) {
-        open_file(1, EXTENT_BYTES(N));
+        open_it(1, EXTENT_BYTES(N));
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
         moved(asked(STORE_DISK_WRITE), 0);
         close_file();
-        open_file(1, EXTENT_BYTES(N));
+        open_it(1, EXTENT_BYTES(N));
         scan_one_extent();
         ck_assert_int_eq(fetch(1), 1);
         ck_assert_int_eq(fetch(N), N); /* the first is resident, so its record is the coldest */
@@ -322,13 +303,13 @@ END_TEST
 
 /* An extent has two pieces of hints. Before the second, clients ask the daemon what is there. */
 START_TEST(idle_work_goes_on_until_clients_are_told_all) {
-        open_file(1, EXTENT_BYTES(N));
+        open_it(1, EXTENT_BYTES(N));
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
         moved(asked(STORE_DISK_WRITE), 0);
         close_file();
-        open_file(1, EXTENT_BYTES(N));
+        open_it(1, EXTENT_BYTES(N));
         scan_one_extent();
         ck_assert_uint_eq(space_index(space)->below, KVD_BELOW_FILE | KVD_BELOW_UNTOLD);
         idle();
@@ -345,7 +326,7 @@ static int demote_all(void) {
         ck_assert_int_eq(r, 1);
         for (uint32_t i = 0; r == 1 && i < 1000; i++) {
                 idle();
-                q = asked_of(0);
+                q = now();
                 if (q)
                         moved(q, 0);
                 r = demoted();
@@ -361,7 +342,7 @@ START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
         struct space *neighbours;
         struct attachment *neighbour;
 
-        open_file(1, EXTENT_BYTES(14));
+        open_it(1, EXTENT_BYTES(14));
         scan_one_extent();
         make_chain(N, 1000);
         ck_assert_int_eq(demote_all(), 0);
@@ -389,87 +370,58 @@ START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
 }
 END_TEST
 
-/* ---- two files ------------------------------------------------------------------------------- */
-
-static enum store_disk_state state_of(uint32_t file) {
-        struct store_disk_info i;
-
-        store_disk_get_info(store, file, &i);
-        return i.state;
-}
-
-static void scan(uint32_t file) {
-        asked_from(file, STORE_DISK_SCAN);
-        store_disk_scanned(store, file, 0, 0, NULL, 0);
-}
-
-static void open_two(void) {
-        for (uint32_t i = 0; i < 2; i++)
-                fixture_super(supers, i, 1, EXTENT_BYTES(8));
-        open_files(2, 1, EXTENT_BYTES(8));
-        scan(0);
-        ck_assert_int_eq(state_of(0), STORE_DISK_SCANNING); /* file 1 may have parts of chains */
-        scan(1);
-        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
-        ck_assert_int_eq(state_of(1), STORE_DISK_ON);
-        space = whole ? fixture_whole_space("s") : fixture_space("s", 0);
-        attachment = fixture_attach(space);
-}
+/* ---- errors, and no answers ------------------------------------------------------------------ */
 
 /* The next question must be a write or read of n blocks. */
-static const struct store_disk_question *expect(uint32_t file, enum store_disk_ask what,
-                                                uint32_t n) {
-        const struct store_disk_question *q = NULL;
+static const struct store_disk_question *expect(enum store_disk_ask what, uint32_t n) {
+        const struct store_disk_question *q = asked(what);
 
-        for (uint32_t i = 0; !q && i < 1000; i++) {
-                idle();
-                q = asked_of(file);
-        }
-        ck_assert_msg(q && q->what == what && q->n == n, "file %u: %d of %u, not %d of %u", file,
-                      q ? (int)q->what : -1, q ? q->n : 0, what, n);
+        ck_assert_uint_eq(q->n, n);
         return q;
 }
 
-static void answer(uint32_t file, uint32_t n, int error) {
+static void answer(uint32_t n, int error) {
         int32_t errors[N] = {error, error, error};
 
-        store_disk_moved(store, file, errors, NULL, n);
+        store_disk_moved(store, errors, NULL, n);
 }
 
-/* The first and last block go to file 0, the middle one to file 1. */
-static void write_chain_to_both(void) {
+static void write_chain(void) {
         make_chain(N, 1000);
         space_demote(space);
-        ck_assert_ptr_null(asked_of(0)); /* no write before file 1 has its superblock, too */
-        expect(1, STORE_DISK_WRITE, 1);
-        expect(0, STORE_DISK_WRITE, 2);
-        answer(1, 1, 0);
-        answer(0, 2, 0);
+        expect(STORE_DISK_WRITE, N);
+        answer(N, 0);
         evict();
 }
 
-static struct store_disk_info info_of(uint32_t file) {
-        struct store_disk_info ret;
-
-        store_disk_get_info(store, file, &ret);
-        return ret;
+static void open_with_chain(void) {
+        open_it(1, EXTENT_BYTES(8));
+        scan_one_extent();
+        write_chain();
 }
 
-/* Each file has its own last error, which is kept when the file works again. */
+/* An extent in which a write failed is not used again. */
+static void open_two_extents(void) {
+        open_it(2, EXTENT_BYTES(8));
+        asked(STORE_DISK_SCAN);
+        store_disk_scanned(store, 0, 0, NULL, 0);
+        scan_one_extent();
+}
+
+/* It is kept when the file works again. */
 START_TEST(the_last_error_of_a_file_is_kept) {
-        open_two();
-        make_chain(N, 1000);
+        open_two_extents();
+        make_chain(1, 1000);
         space_demote(space);
-        ck_assert_ptr_null(asked_of(0));
-        expect(1, STORE_DISK_WRITE, 1);
-        expect(0, STORE_DISK_WRITE, 2);
-        ck_assert_str_eq(info_of(1).last_error, "");
-        answer(1, 1, -ENOSPC);
-        answer(0, 2, 0);
-        ck_assert_uint_eq(info_of(1).errors, 1);
-        ck_assert_str_eq(info_of(1).last_error, strerror(ENOSPC));
-        ck_assert_uint_eq(info_of(0).errors, 0);
-        ck_assert_str_eq(info_of(0).last_error, "");
+        expect(STORE_DISK_WRITE, 1);
+        ck_assert_str_eq(info().last_error, "");
+        answer(1, -ENOSPC);
+        make_chain(1, 2000);
+        space_demote(space);
+        asked(STORE_DISK_WRITE);
+        answer(2, 0);
+        ck_assert_uint_eq(info().errors, 1);
+        ck_assert_str_eq(info().last_error, strerror(ENOSPC));
         check_clean(space);
         close_file();
 }
@@ -493,50 +445,26 @@ static uint64_t resident(void) {
         return usage_of(space).sealed;
 }
 
-START_TEST(both_are_asked_at_once_and_answer_in_any_order) {
+/* Waiting clients are told, and the file is used when it is opened again. */
+START_TEST(a_fetch_ends_if_the_file_hangs) {
         int fd;
 
-        open_two();
-        write_chain_to_both();
+        open_with_chain();
         fd = begin_fetch();
-        expect(0, STORE_DISK_READ, 2);
-        expect(1, STORE_DISK_READ, 1);
-        for (uint32_t i = 0; i < 2; i++)
-                answer((uint32_t)_i ^ i, (_i ^ (int)i) ? 1 : 2, 0);
+        expect(STORE_DISK_READ, N);
+        store_disk_hangs(store);
+        ck_assert_int_eq(info().state, STORE_DISK_HANGS);
+        ck_assert(store_disk_is_off(store));
         ck_assert(has_ended(fd));
-        ck_assert_uint_eq(resident(), N);
+        ck_assert_uint_eq(resident(), 0);
         close(fd);
         check_clean(space);
-        close_file();
-}
-END_TEST
-
-/* File 1 does not answer: the blocks before its own are found, and waiting clients are told. */
-START_TEST(a_chain_ends_where_a_file_hangs) {
-        int fd;
-
-        open_two();
-        write_chain_to_both();
-        fd = begin_fetch();
-        expect(0, STORE_DISK_READ, 2);
-        expect(1, STORE_DISK_READ, 1);
-        if (_i)
-                answer(0, 2, 0);
-        store_disk_hangs(store, 1);
-        ck_assert_int_eq(state_of(1), STORE_DISK_HANGS);
-        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
-        ck_assert_uint_eq(store_disk_files_off(store), 1);
-        if (!_i)
-                answer(0, 2, 0);
-        ck_assert(has_ended(fd));
-        ck_assert_uint_eq(resident(), 1);
-        close(fd);
-        check_clean(space);
-        store_disk_lost(store, 1);
-        ck_assert_int_eq(state_of(1), STORE_DISK_HANGS); /* until it is opened again */
-        look(1);
-        ck_assert_ptr_null(asked_of(1));
-        ck_assert_int_eq(state_of(1), STORE_DISK_ON);
+        store_disk_lost(store);
+        ck_assert_int_eq(info().state, STORE_DISK_HANGS); /* until it is opened again */
+        look();
+        ck_assert_ptr_null(now());
+        ck_assert_int_eq(info().state, STORE_DISK_ON);
+        ck_assert(!store_disk_is_off(store));
         check_clean(space);
         close_file();
 }
@@ -547,24 +475,24 @@ START_TEST(fetches_do_not_wait_for_a_slow_file) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
         int first, second, third;
 
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
         moved(asked(STORE_DISK_WRITE), 0);
         evict();
         first = begin_fetch();
-        expect(0, STORE_DISK_READ, N);
+        expect(STORE_DISK_READ, N);
         second = begin_fetch();
-        store_disk_slow(store, 0);
-        ck_assert_int_eq(state_of(0), STORE_DISK_HANGS);
+        store_disk_slow(store);
+        ck_assert_int_eq(info().state, STORE_DISK_HANGS);
         ck_assert(has_ended(second));
         ck_assert(!has_ended(first)); /* its read is still out */
         ck_assert_int_eq(space_fetch(attachment, &q, &third), 0);
         ck_assert_int_eq(third, -1);
-        answer(0, N, 0);
+        answer(N, 0);
         ck_assert(has_ended(first));
-        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
+        ck_assert_int_eq(info().state, STORE_DISK_ON);
         ck_assert_uint_eq(resident(), N);
         evict();
         close(begin_fetch());
@@ -573,51 +501,15 @@ START_TEST(fetches_do_not_wait_for_a_slow_file) {
 }
 END_TEST
 
-/* The tier stays open meanwhile: the other file takes all writes. */
-START_TEST(one_hangs_and_the_other_is_written_to) {
-        open_two();
-        write_chain_to_both();
-        store_disk_hangs(store, 1);
-        for (uint32_t round = 2; round < 4; round++) {
-                make_chain(1, round * 1000);
-                space_demote(space);
-                expect(0, STORE_DISK_WRITE, 1);
-                answer(0, 1, 0);
-        }
-        close_file();
-}
-END_TEST
-
 /* UBSan found index -1 of the namespaces here. */
 START_TEST(what_no_file_knows_is_erased_at_once) {
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         attachment = attachment_free(attachment, false);
         ck_assert_int_eq(space_delete(space, true), 0);
         ck_assert(!store_disk_erasing(store, "d", "s"));
-        ck_assert_ptr_null(asked_of(0));
+        ck_assert_ptr_null(now());
         close_file();
-}
-END_TEST
-
-/*
- * A record is written only after the file's superblock names its epoch. A deletion is complete only
- * after both superblocks have dropped the namespace.
- */
-START_TEST(what_is_deleted_is_deleted_in_both) {
-        open_two();
-        write_chain_to_both();
-        ck_assert_uint_eq(supers[0].n_namespaces, 1);
-        ck_assert_uint_eq(supers[1].n_namespaces, 1);
-        attachment = attachment_free(attachment, false);
-        ck_assert_int_eq(space_delete(space, true), 0);
-        ck_assert_ptr_null(asked_of(_i));
-        ck_assert(store_disk_erasing(store, "d", "s"));
-        ck_assert_ptr_null(asked_of(!_i));
-        ck_assert(!store_disk_erasing(store, "d", "s"));
-        ck_assert_uint_eq(supers[0].n_namespaces, 0);
-        ck_assert_uint_eq(supers[1].n_namespaces, 0);
-        fixture_close();
 }
 END_TEST
 
@@ -627,7 +519,7 @@ START_TEST(names_in_a_file_have_shares) {
         struct space *hog;
         uint64_t n;
 
-        open_file(1, EXTENT_BYTES(4));
+        open_it(1, EXTENT_BYTES(4));
         scan_one_extent();
         hog = fixture_space("hog", 16);
         n = account_room(domain, KVD_COST_file_names);
@@ -636,9 +528,9 @@ START_TEST(names_in_a_file_have_shares) {
         make_chain(N, 1000);
         for (int i = 0; i < 10; i++) {
                 idle();
-                ck_assert_ptr_null(asked_of(0));
+                ck_assert_ptr_null(now());
         }
-        ck_assert_uint_eq(supers[0].n_namespaces, 0);
+        ck_assert_uint_eq(super.n_namespaces, 0);
         check_clean(space);
         attachment = attachment_free(attachment, false);
         ck_assert_int_eq(store_domain(store, &other, &domain), 0);
@@ -647,7 +539,7 @@ START_TEST(names_in_a_file_have_shares) {
         make_chain(N, 1000);
         space_demote(space);
         moved(asked(STORE_DISK_WRITE), 0);
-        ck_assert_uint_eq(supers[0].n_namespaces, 1);
+        ck_assert_uint_eq(super.n_namespaces, 1);
         check_clean(space);
         close_file();
 }
@@ -655,12 +547,11 @@ END_TEST
 
 /* Deletions that the file has not seen take up places. One domain must leave some to others. */
 START_TEST(deletions_while_a_file_opens_do_not_turn_it_off) {
-        struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES(4)}};
+        struct store_disk_config config = {.there = true, .bytes = FILE_HEAD + EXTENT_BYTES(4)};
         uint32_t n = 0;
         char name[16];
 
-        n_files = 1;
-        fixture_super(supers, 0, 1, EXTENT_BYTES(4));
+        fixture_super(&super, 1, EXTENT_BYTES(4));
         fixture_open(64, 0);
         ck_assert_int_eq(store_disk_begin(store, &config), 0);
         for (; store_disk_may_erase(store, "d") == 0 && n < 1000; n++) {
@@ -671,7 +562,7 @@ START_TEST(deletions_while_a_file_opens_do_not_turn_it_off) {
         ck_assert_uint_gt(n, 100);
         ck_assert_uint_lt(n, 256);
         ck_assert_int_eq(store_disk_may_erase(store, "other"), 0);
-        look(0);
+        look();
         scan_one_extent();
         ck_assert_int_eq(store_disk_may_erase(store, "d"), 0);
         close_file();
@@ -680,46 +571,115 @@ END_TEST
 
 /* Until the hanging file works again and its records are erased, or until it is off. */
 START_TEST(a_deletion_waits_for_a_file_that_hangs) {
-        open_two();
-        write_chain_to_both();
+        open_with_chain();
         attachment = attachment_free(attachment, false);
-        store_disk_hangs(store, 1);
+        store_disk_hangs(store);
         ck_assert_int_eq(space_delete(space, true), 0);
-        ck_assert_ptr_null(asked_of(0));
         ck_assert(store_disk_erasing(store, "d", "s"));
-        store_disk_lost(store, 1);
+        store_disk_lost(store);
         if (_i)
-                store_disk_file_off(store, 1, "the test");
+                store_disk_off(store, "the test");
         else
-                look(1);
-        ck_assert_ptr_null(asked_of(1));
-        ck_assert(!store_disk_erasing(store, "d", "s"));
-        ck_assert_uint_eq(supers[1].n_namespaces, (unsigned)_i);
+                look();
+        ck_assert_ptr_null(now());
+        idle();
+        ck_assert_int_eq(store_disk_erasing(store, "d", "s"), _i);
+        ck_assert_uint_eq(super.n_namespaces, (unsigned)_i);
         fixture_close();
 }
 END_TEST
 
-/* A new process that opens a file of another life has another file: it is turned off. */
+static void expect_off(const char *why) {
+        ck_assert_int_eq(info().state, STORE_DISK_OFF);
+        ck_assert_msg(strstr(info().why, why) != NULL, "%s", info().why);
+        fixture_close();
+}
+
+static void begin_without_answer(void) {
+        struct store_disk_config config = {.there = true, .bytes = FILE_HEAD + EXTENT_BYTES(4)};
+
+        fixture_super(&super, 1, EXTENT_BYTES(4));
+        fixture_open(64, 0);
+        ck_assert_int_eq(store_disk_begin(store, &config), 0);
+}
+
+START_TEST(a_file_that_is_silent_at_the_start_is_off) {
+        begin_without_answer();
+        store_disk_hangs(store);
+        expect_off("its disk hangs");
+}
+END_TEST
+
+/* An opening leaves no bits for sequences; a reply has one superblock. */
+START_TEST(an_answer_without_sense_turns_the_file_off) {
+        begin_without_answer();
+        if (_i) {
+                store_disk_looked(store, 0, &super, sizeof super);
+        } else {
+                super.opening = 1 << 24;
+                file_sector_seal(super.secret, FILE_SUPER, &super.mark);
+                look();
+        }
+        expect_off(_i ? strerror(EPROTO) : "makes no sense");
+}
+END_TEST
+
+/* The process answers for another extent than it was asked for. */
+START_TEST(records_of_another_extent_do_not_count) {
+        open_with_chain();
+        attachment = attachment_free(attachment, false);
+        fixture_close();
+        for (uint32_t i = 0; i < n_records; i++)
+                records[i].place += FILE_SLOTS;
+        super.bytes += EXTENT_BYTES(8);
+        file_sector_seal(super.secret, FILE_SUPER, &super.mark);
+        open_it(2, EXTENT_BYTES(8));
+        for (uint32_t i = 0; i < 2; i++) {
+                asked(STORE_DISK_SCAN);
+                store_disk_scanned(store, 0, SLOT, records, i ? 0 : n_records);
+        }
+        ck_assert_int_eq(info().state, STORE_DISK_ON);
+        ck_assert_uint_eq(info().records, 0);
+        fixture_close();
+}
+END_TEST
+
+/* Copies in host memory below a pool on a GPU outlive nothing: a deletion waits for no answer. */
+START_TEST(without_a_file_a_deletion_ends_at_once) {
+        struct store_disk_config config = {.host = 64 << 20};
+        uint64_t epoch;
+        int number;
+
+        fixture_open(64, 64);
+        store->config.backend = KVD_BACKEND_VMM;
+        ck_assert_int_eq(store_disk_begin(store, &config), 0);
+        space = fixture_space("s", 16);
+        ck_assert_int_eq(file_space_number(store->file, space), -1);
+        number = file_enter_space(store->file, space);
+        ck_assert_int_eq(file_space_number(store->file, space), number);
+        ck_assert_int_eq(head_name(&store->file->head, file_space_of(space)->id, &epoch), 0);
+        store->file->catalog.spaces[number].epoch = epoch;
+        ck_assert_int_eq(space_delete(space, true), 0);
+        ck_assert(!store_disk_erasing(store, "d", "s"));
+        fixture_close();
+}
+END_TEST
+
+/* A new process that opens a file of another life, or secret, has another file: it is off. */
 START_TEST(another_file_is_off) {
-        open_two();
-        store_disk_lost(store, 1);
-        fixture_super(supers, 1, 1, EXTENT_BYTES(8));
-        supers[1].life = 77;
-        file_sector_seal(supers[1].secret, FILE_SUPER, &supers[1].mark);
-        look(1);
-        ck_assert_int_eq(state_of(1), STORE_DISK_OFF);
-        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
+        open_with_chain();
+        store_disk_lost(store);
+        fixture_super(&super, 1, EXTENT_BYTES(8));
+        super.life = _i ? 77 : 0;
+        super.secret[0] ^= !_i;
+        file_sector_seal(super.secret, FILE_SUPER, &super.mark);
+        look();
+        ck_assert_int_eq(info().state, STORE_DISK_OFF);
         close_file();
 }
 END_TEST
 
-/* ---- a bidirectional prefix in two files ----------------------------------------------------- */
-
-static void open_two_for_prefixes(void) {
-        whole = true;
-        open_two();
-        write_chain_to_both();
-}
+/* ---- a bidirectional prefix ------------------------------------------------------------------ */
 
 /* The number of blocks of the prefix that are resident: all or none are found. */
 static int64_t found(void) {
@@ -727,35 +687,24 @@ static int64_t found(void) {
         int fd = -1;
         int64_t n;
 
-        store_disk_hangs(store, 0); /* so that nothing can be read */
+        store_disk_hangs(store); /* so that nothing can be read */
         n = space_fetch(attachment, &q, &fd);
         ck_assert_int_eq(fd, -1);
-        store_disk_lost(store, 0);
-        look(0);
-        ck_assert_ptr_null(asked_of(0));
+        store_disk_lost(store);
+        look();
+        ck_assert_ptr_null(now());
         return n / BT;
 }
 
-static void answer_all(uint32_t first) {
-        answer(first, first ? 1 : 2, 0);
-        answer(!first, first ? 2 : 1, 0);
-}
-
-static int ask_for_prefix(void) {
-        int fd = begin_fetch();
-
-        expect(0, STORE_DISK_READ, 2);
-        expect(1, STORE_DISK_READ, 1);
-        return fd;
-}
-
-START_TEST(a_prefix_comes_from_both_whole) {
+START_TEST(a_prefix_comes_whole) {
         int fd;
 
-        open_two_for_prefixes();
+        whole = true;
+        open_with_chain();
         ck_assert_int_eq(found(), 0);
-        fd = ask_for_prefix();
-        answer_all((uint32_t)_i);
+        fd = begin_fetch();
+        expect(STORE_DISK_READ, N);
+        answer(N, 0);
         ck_assert(has_ended(fd));
         ck_assert_int_eq(found(), N);
         close(fd);
@@ -764,38 +713,29 @@ START_TEST(a_prefix_comes_from_both_whole) {
 }
 END_TEST
 
-static void second_fails(uint32_t how) {
-        if (how == 0)
-                answer(1, 1, -EBADMSG);
-        else if (how == 1)
-                store_disk_hangs(store, 1);
-        else
-                store_disk_file_off(store, 1, "the test");
-}
-
-/* The blocks that the other file has brought are not found, and are evicted first. */
-START_TEST(a_prefix_is_missed_where_one_of_two_fails) {
-        bool first = _i % 2;
+/* The blocks that were read nevertheless are not found. */
+START_TEST(a_prefix_is_missed_if_a_block_is) {
+        int32_t errors[N] = {0, 0, -EBADMSG};
         int fd;
 
-        open_two_for_prefixes();
-        fd = ask_for_prefix();
-        if (first)
-                answer(0, 2, 0);
-        second_fails((uint32_t)_i / 2);
-        if (!first && _i / 2) {
-                ck_assert(has_ended(fd)); /* without waiting for file 0 */
-                answer(0, 2, 0);
-        } else if (!first) {
-                answer(0, 2, 0);
-        }
+        whole = true;
+        open_with_chain();
+        fd = begin_fetch();
+        expect(STORE_DISK_READ, N);
+        if (_i == 0)
+                store_disk_moved(store, errors, NULL, N);
+        else if (_i == 1)
+                store_disk_hangs(store);
+        else
+                store_disk_off(store, "the test");
         ck_assert(has_ended(fd));
-        ck_assert_int_eq(found(), 0);
-        ck_assert_uint_eq(resident(), first);
+        if (_i < 2)
+                ck_assert_int_eq(found(), 0);
         close(fd);
         check_clean(space);
-        if (_i / 2 == 2)
-                answer(1, 1, -EIO); /* the question that was out */
+        if (_i == 2)
+                answer(N, -EIO); /* the question that was out */
+        ck_assert_uint_eq(resident(), 0);
         check_clean(space);
         close_file();
 }
@@ -804,31 +744,20 @@ END_TEST
 /* Blocks whose write failed are written again. Until then the prefix is missed. */
 START_TEST(what_a_prefix_lacks_is_written_again) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
+        int32_t errors[N] = {0, -EIO, 0};
         int fd;
 
         whole = true;
-        open_two();
+        open_two_extents();
         make_chain(N, 1000);
         space_demote(space);
-        ck_assert_ptr_null(asked_of(0));
-        expect(1, STORE_DISK_WRITE, 1);
-        expect(0, STORE_DISK_WRITE, 2);
-        answer(0, 2, 0);
-        answer(1, 1, -EIO);
+        expect(STORE_DISK_WRITE, N);
+        store_disk_moved(store, errors, NULL, N);
         evict();
         ck_assert_int_eq(space_fetch(attachment, &q, &fd), 0);
         ck_assert_int_eq(fd, -1);
         make_chain(N, 1000);
-        space_demote(space);
-        for (uint32_t i = 0; i < 1000 && demoted() == 1; i++)
-                for (uint32_t file = 0; file < 2; file++) {
-                        const struct store_disk_question *w = asked_of(file);
-
-                        idle();
-                        if (w)
-                                answer(file, w->n, 0);
-                }
-        ck_assert_int_eq(demoted(), 0);
+        ck_assert_int_eq(demote_all(), 0);
         evict();
         close(begin_fetch());
         check_clean(space);
@@ -836,14 +765,16 @@ START_TEST(what_a_prefix_lacks_is_written_again) {
 }
 END_TEST
 
-SUITE("disk-answers", FIXTURE(forget_files, forget_files),
-      LOOPS(2, both_are_asked_at_once_and_answer_in_any_order, a_chain_ends_where_a_file_hangs,
-            what_is_deleted_is_deleted_in_both, a_deletion_waits_for_a_file_that_hangs),
-      TESTS(the_last_error_of_a_file_is_kept, one_hangs_and_the_other_is_written_to,
-            another_file_is_off, what_a_prefix_lacks_is_written_again),
-      LOOPS(2, a_prefix_comes_from_both_whole), LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
-      TESTS(what_the_disk_did_not_take_is_said, unanswered_writes_do_not_count_as_written,
-            fetches_do_not_wait_for_a_slow_file, a_name_that_was_not_answered_is_asked_again,
+SUITE("disk-answers", FIXTURE(forget_file, forget_file),
+      LOOPS(2, a_deletion_waits_for_a_file_that_hangs, another_file_is_off,
+            an_answer_without_sense_turns_the_file_off),
+      LOOPS(3, a_prefix_is_missed_if_a_block_is),
+      TESTS(a_file_that_is_silent_at_the_start_is_off, records_of_another_extent_do_not_count,
+            without_a_file_a_deletion_ends_at_once, the_last_error_of_a_file_is_kept,
+            a_fetch_ends_if_the_file_hangs, a_prefix_comes_whole,
+            what_a_prefix_lacks_is_written_again, what_the_disk_did_not_take_is_said,
+            unanswered_writes_do_not_count_as_written, fetches_do_not_wait_for_a_slow_file,
+            a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process, what_no_file_knows_is_erased_at_once,
             deletions_while_a_file_opens_do_not_turn_it_off, names_in_a_file_have_shares,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,

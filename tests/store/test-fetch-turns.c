@@ -27,13 +27,13 @@ static bool files;
 /* ---- tiers, which the test plays ------------------------------------------------------------- */
 
 static void open_file(void) {
-        struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES}};
+        struct store_disk_config config = {.there = true, .bytes = FILE_HEAD + EXTENT_BYTES};
         struct file_super supers[FILE_COPIES];
 
-        fixture_super(supers, 0, 1, EXTENT_BYTES);
+        fixture_super(supers, 1, EXTENT_BYTES);
         supers[1] = supers[0];
         ck_assert_int_eq(store_disk_begin(store, &config), 0);
-        store_disk_looked(store, 0, 0, supers, sizeof supers);
+        store_disk_looked(store, 0, supers, sizeof supers);
 }
 
 /* The next read or write of the file, or NULL. Answers superblocks and scans. */
@@ -42,11 +42,11 @@ static const struct store_disk_question *asked_of_file(void) {
 
         for (uint32_t i = 0; i < 1000; i++) {
                 idle();
-                q = store_disk_next(store, 0, &(bool){false});
+                q = store_disk_next(store, &(bool){false});
                 if (q && q->what == STORE_DISK_SUPER)
-                        store_disk_told(store, 0, 0);
+                        store_disk_told(store, 0);
                 else if (q && q->what == STORE_DISK_SCAN)
-                        store_disk_scanned(store, 0, 0, 0, NULL, 0);
+                        store_disk_scanned(store, 0, 0, NULL, 0);
                 else if (q)
                         return q;
         }
@@ -58,7 +58,7 @@ static void file_answers(const struct store_disk_question *q, int error) {
 
         for (uint32_t i = 0; i < q->n; i++)
                 errors[i] = error;
-        store_disk_moved(store, 0, errors, NULL, q->n);
+        store_disk_moved(store, errors, NULL, q->n);
 }
 
 /* Answers one question: nothing found. Returns the fetch's space, or NULL if there was none. */
@@ -71,7 +71,7 @@ static struct space *serve_one(void) {
 
                 space = asked ? asked->space : NULL;
                 if (asked)
-                        store_disk_moved(store, 0, NULL, NULL, 0);
+                        store_disk_moved(store, NULL, NULL, 0);
                 return space;
         }
         q = store_remote_next(store, &(bool){false});
@@ -224,7 +224,7 @@ static uint64_t waiting(void) {
         struct store_disk_info disk;
 
         store_remote_get_info(store, &servers);
-        store_disk_get_info(store, 0, &disk);
+        store_disk_get_info(store, &disk);
         return files ? disk.queue : servers.queue;
 }
 
@@ -278,7 +278,7 @@ static bool is_written_next(const struct space *space) {
 
                 ck_assert_ptr_nonnull(q);
                 if (q->what == STORE_DISK_READ)
-                        store_disk_moved(store, 0, NULL, NULL, 0);
+                        store_disk_moved(store, NULL, NULL, 0);
                 return q->what == STORE_DISK_WRITE && q->space == space;
         }
 }

@@ -20,7 +20,7 @@ static struct attachment *a;
 
 /* Opens an existing file; a new one would get larger extents. */
 static void open_file(void) {
-        struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES}};
+        struct store_disk_config config = {.there = true, .bytes = FILE_HEAD + EXTENT_BYTES};
         struct file_super super = {.serial = 1,
                                    .bytes = FILE_HEAD + EXTENT_BYTES,
                                    .extent_bytes = EXTENT_BYTES,
@@ -35,7 +35,7 @@ static void open_file(void) {
                 copies[i] = super;
         fixture_open(BLOCKS, 0);
         ck_assert_int_eq(store_disk_begin(store, &config), 0);
-        store_disk_looked(store, 0, 0, copies, sizeof copies);
+        store_disk_looked(store, 0, copies, sizeof copies);
 }
 
 /* The next question, after writes of superblocks, which are done at once. */
@@ -44,9 +44,8 @@ static const struct store_disk_question *asked(enum store_disk_ask what) {
 
         for (uint32_t i = 0; !q && i < 1000; i++) {
                 idle();
-                while ((q = store_disk_next(store, 0, &(bool){false})) &&
-                       q->what == STORE_DISK_SUPER)
-                        store_disk_told(store, 0, 0);
+                while ((q = store_disk_next(store, &(bool){false})) && q->what == STORE_DISK_SUPER)
+                        store_disk_told(store, 0);
         }
         ck_assert(q && q->what == what);
         return q;
@@ -92,14 +91,14 @@ static uint32_t write_one(void) {
         const struct store_disk_question *q = asked(STORE_DISK_WRITE);
         uint32_t segments = segments_of(q);
 
-        store_disk_moved(store, 0, errors, NULL, q->n);
+        store_disk_moved(store, errors, NULL, q->n);
         return segments;
 }
 
 START_TEST(a_question_has_blocks_of_so_many_segments) {
         open_file();
         asked(STORE_DISK_SCAN);
-        store_disk_scanned(store, 0, 0, 0, NULL, 0);
+        store_disk_scanned(store, 0, 0, NULL, 0);
         space = fixture_space("s", 0);
         ck_assert_uint_eq(space_index(space)->segment_blocks, SEGMENT_BLOCKS);
         a = fixture_attach(space);

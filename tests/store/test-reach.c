@@ -27,12 +27,12 @@ static void take_disk_question(const struct store_disk_question *q) {
         static const int32_t errors[KVD_DISK_ITEMS];
 
         if (q->what == STORE_DISK_SUPER) {
-                store_disk_told(store, 0, 0);
+                store_disk_told(store, 0);
         } else if (q->what == STORE_DISK_SCAN) {
-                store_disk_scanned(store, 0, 0, 0, NULL, 0);
+                store_disk_scanned(store, 0, 0, NULL, 0);
         } else {
                 *(q->what == STORE_DISK_READ ? &fetched : &written) += q->n;
-                store_disk_moved(store, 0, errors, NULL, q->n);
+                store_disk_moved(store, errors, NULL, q->n);
         }
 }
 
@@ -61,7 +61,7 @@ static void serve(void) {
 
         while (quiet < 10) {
                 idle();
-                disk = files ? store_disk_next(store, 0, &later) : NULL;
+                disk = files ? store_disk_next(store, &later) : NULL;
                 servers = files ? NULL : store_remote_next(store, &later);
                 if (disk)
                         take_disk_question(disk);
@@ -72,14 +72,14 @@ static void serve(void) {
 }
 
 static void open_file(void) {
-        struct store_disk_config config = {.n_files = 1,
-                                           .bytes = {FILE_HEAD + EXTENTS * EXTENT_BYTES}};
+        struct store_disk_config config = {.there = true,
+                                           .bytes = FILE_HEAD + EXTENTS * EXTENT_BYTES};
         struct file_super supers[FILE_COPIES];
 
-        fixture_super(supers, 0, EXTENTS, EXTENT_BYTES);
+        fixture_super(supers, EXTENTS, EXTENT_BYTES);
         supers[1] = supers[0];
         ck_assert_int_eq(store_disk_begin(store, &config), 0);
-        store_disk_looked(store, 0, 0, supers, sizeof supers);
+        store_disk_looked(store, 0, supers, sizeof supers);
         serve();
 }
 

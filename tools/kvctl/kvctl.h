@@ -21,7 +21,7 @@ struct tier_work { /* of a tier, since the daemon was started */
         uint64_t read_bytes, read_ns, written_bytes, write_ns;
 };
 
-#define KVCTL_TIERS 17u /* maximum number of tiers: files and the servers */
+#define KVCTL_TIERS 3u /* maximum number of tiers: host memory, the file, the servers */
 
 struct kvctl {
         struct args args;

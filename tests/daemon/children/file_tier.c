@@ -16,8 +16,7 @@
 
 struct instance in;
 struct peer_end *watcher;
-char file[128], files[512];
-static char file_setting[600];
+char file[128];
 const char *pool = "daemon.pool=4M", *file_size = "daemon.file_size=16M";
 const char *depth = "daemon.file_depth=0", *timeout = "daemon.file_timeout=1800";
 kvd *handle;
@@ -29,9 +28,10 @@ uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 /* ---- a daemon with a file -------------------------------------------------------------------- */
 
 const char *const *settings(void) {
+        static char file_setting[160];
         static const char *list[8];
 
-        snprintf(file_setting, sizeof file_setting, "daemon.file=%s", files[0] ? files : file);
+        snprintf(file_setting, sizeof file_setting, "daemon.file=%s", file);
         memcpy(list, SETTINGS(pool, "daemon.segment=1M", file_setting, file_size, depth, timeout),
                7 * sizeof *list);
         return list;
@@ -42,31 +42,11 @@ struct kvd_msg_tier_info_reply tier_of(uint32_t number) {
 }
 
 struct kvd_msg_tier_info_reply tier(void) {
-        struct kvd_msg_tier_info_reply all = {0};
-
-        for (uint32_t i = 0;; i++) {
-                struct kvd_msg m = peer_call(watcher, MSG(tier_info, .tier = i));
-
-                if (m.number == KVD_MSG_error)
-                        return all;
-                all.used += m.tier_info_reply.used;
-                all.records += m.tier_info_reply.records;
-                all.hits += m.tier_info_reply.hits;
-                all.misses += m.tier_info_reply.misses;
-                all.evicted += m.tier_info_reply.evicted;
-                all.written_bytes += m.tier_info_reply.written_bytes;
-        }
+        return tier_of(0);
 }
 
 bool tier_is(const char *state) {
-        struct kvd_msg_tier_info_reply t = tier_of(0);
-
-        return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
-}
-
-void watch(void) {
-        watcher = peer_attach(in.socket);
-        WAIT_UNTIL(tier_is("on"));
+        return kvd_slice_is(tier().state, state);
 }
 
 void connect_to_it(void) {
@@ -88,6 +68,13 @@ void connect_to_it(void) {
         ck_assert_uint_eq(kvd_block_bytes(geometry), BLOCK_BYTES);
 }
 
+void start_again(const char *state) {
+        instance_again(&in, settings());
+        watcher = peer_attach(in.socket);
+        WAIT_UNTIL(tier_is(state));
+        connect_to_it();
+}
+
 void leave_it(void) {
         space = kvd_space_close(space);
         handle = kvd_close(handle);
@@ -100,12 +87,9 @@ void start(void) {
         file_size = "daemon.file_size=16M";
         depth = "daemon.file_depth=0";
         timeout = "daemon.file_timeout=1800";
-        files[0] = 0;
         snprintf(file, sizeof file, "/var/tmp/kvd-test-file-%d", getpid());
         unlink(file);
-        instance_again(&in, settings());
-        watch();
-        connect_to_it();
+        start_again("on");
         for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
                 tokens[i] = 1000 + i;
 }
@@ -122,9 +106,7 @@ void restart(bool kill) {
                 instance_kill(&in);
         else
                 instance_stop(&in);
-        instance_again(&in, settings());
-        watch();
-        connect_to_it();
+        start_again("on");
 }
 
 /* ---- chains ---------------------------------------------------------------------------------- */

@@ -16,8 +16,7 @@
 
 extern struct instance in;
 extern struct peer_end *watcher;
-/* file: path of the first file; files: paths of all, as in the setting */
-extern char file[128], files[512];
+extern char file[128]; /* its path */
 extern const char *pool, *file_size, *depth, *timeout;
 extern kvd *handle;
 extern kvd_space *space;
@@ -29,11 +28,11 @@ extern uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 
 const char *const *settings(void);
 struct kvd_msg_tier_info_reply tier_of(uint32_t number);
-/* Sums over all files; texts are those of the first file. */
-struct kvd_msg_tier_info_reply tier(void);
-bool tier_is(const char *state); /* of the first file */
-void watch(void);
+struct kvd_msg_tier_info_reply tier(void); /* the first tier */
+bool tier_is(const char *state);
 void connect_to_it(void);
+/* Starts kvd, waits until the tier has that state, and connects. */
+void start_again(const char *state);
 void leave_it(void);
 
 /* A fixture with one file. */

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -127,10 +128,8 @@ START_TEST(a_killed_daemons_disk_process_is_waited_for) {
         leave_it();
         instance_kill(&in);
         pid = hold_file();
-        instance_again(&in, settings());
+        start_again("on");
         ck_assert_int_eq(wait_status(pid), 0);
-        watch();
-        connect_to_it();
         ck_assert_uint_eq(tier().records, BLOCKS);
 }
 END_TEST
@@ -252,9 +251,7 @@ static void with_a_small_file(void) {
         pool = "daemon.pool=16M";
         file_size = "daemon.file_size=4M";
         depth = "daemon.file_depth=1000000000";
-        instance_again(&in, settings());
-        watch();
-        connect_to_it();
+        start_again("on");
 }
 
 static void make_rounds(uint32_t from, uint32_t to) {
@@ -447,18 +444,12 @@ START_TEST(a_disk_process_that_hangs_is_not_waited_for) {
 }
 END_TEST
 
-static bool why_says(const char *text) {
-        struct kvd_msg_tier_info_reply t = tier_of(0);
-
-        return t.why.size && memmem(t.why.data, t.why.size, text, strlen(text));
-}
-
 /* kvd used to go on silently, and the next daemon found nothing. */
 START_TEST(a_deleted_file_is_reported) {
         write_chain();
-        ck_assert(!why_says("deleted"));
+        ck_assert(!why_has("deleted"));
         ck_assert_int_eq(unlink(file), 0);
-        WAIT_UNTIL(why_says("deleted, moved or replaced"));
+        WAIT_UNTIL(why_has("deleted, moved or replaced"));
         ck_assert(tier_is("on"));
 }
 END_TEST
@@ -535,26 +526,6 @@ static bool is_left_alone(pid_t pid) {
         return sleeps_of(pid) <= before + 2;
 }
 
-/* The disk process used to be asked to open such a file again and again without a pause. */
-START_TEST(a_file_that_cannot_be_used_costs_nothing) {
-        char command[600];
-        pid_t pid;
-
-        leave_it();
-        instance_stop(&in);
-        snprintf(files, sizeof files, "%s-wrong", file);
-        snprintf(command, sizeof command, "umask 077; yes precious | head -c 5000 >%s", files);
-        ck_assert_int_eq(system(command), 0);
-        instance_again(&in, settings());
-        watcher = peer_attach(in.socket);
-        WAIT_UNTIL(tier_is("off"));
-        WAIT_UNTIL((pid = disk_process()) > 0);
-        ck_assert(is_left_alone(pid) || is_left_alone(pid));
-        unlink(files);
-        connect_to_it();
-}
-END_TEST
-
 /* The daemon used to try to start a process for such a file for ever, and logged each attempt. */
 START_TEST(a_file_whose_processes_always_die_is_off_and_stays_quiet) {
         char line[512];
@@ -615,10 +586,107 @@ START_TEST(objects_come_back_beside_chains) {
 }
 END_TEST
 
-SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
-      LOOPS(3, objects_come_back_beside_chains),
-      TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on, lookups_say_what_is_below,
-            a_chain_of_any_length_comes_back, a_killed_daemons_disk_process_is_waited_for,
+/* kvctl asks for tiers until there are no more. */
+START_TEST(there_is_one_tier) {
+        for (uint32_t i = 1; i < 4; i++)
+                peer_refused(watcher, MSG(tier_info, .tier = i), -ENOENT);
+}
+END_TEST
+
+/* ---- a file that is not this kvd's ----------------------------------------------------------- */
+
+static void stop_it(void) {
+        leave_it();
+        instance_stop(&in);
+}
+
+static void run(const char *command) {
+        setenv("FILE", file, 1);
+        ck_assert_int_eq(system(command), 0);
+}
+
+/* Stops kvd, and replaces its file. */
+static void write_foreign(const char *bytes) {
+        stop_it();
+        setenv("BYTES", bytes, 1);
+        run("yes precious | head -c $BYTES >$FILE");
+}
+
+/* The disk process used to be asked to open such a file again and again without a pause. */
+START_TEST(a_file_that_cannot_be_used_costs_nothing) {
+        pid_t pid;
+
+        write_foreign("5000");
+        start_again("off");
+        WAIT_UNTIL((pid = disk_process()) > 0);
+        ck_assert(is_left_alone(pid) || is_left_alone(pid));
+}
+END_TEST
+
+/* Starts kvd, which leaves the file unchanged for that reason, and stops it. */
+static void expect_unchanged(const char *why) {
+        run("cp $FILE $FILE-copy");
+        start_again("off");
+        ck_assert(why_has(why));
+        make_chain(tokens);
+        stop_it();
+        run("cmp $FILE $FILE-copy && rm $FILE-copy");
+}
+
+/*
+ * kvd used to cut or extend it to the configured size before it looked at it, and took a file of
+ * another size for an unused one.
+ */
+START_TEST(a_file_of_another_kvd_and_size_stays) {
+        write_chain();
+        stop_it();
+        file_size = _i ? "daemon.file_size=8M" : "daemon.file_size=32M";
+        expect_unchanged("another file_size");
+        file_size = "daemon.file_size=16M";
+        start_again("on");
+        fetch(tokens);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+}
+END_TEST
+
+/* The file may be shorter than the part that kvd reads, or longer than file_size. */
+START_TEST(foreign_files_are_not_changed) {
+        static const char *const bytes[] = {"100", "5000", "70000", "20000000"};
+
+        write_foreign(bytes[_i]);
+        expect_unchanged("not kvd's");
+        unlink(file);
+        start_again("on");
+}
+END_TEST
+
+/* kvd was killed while it filled the file with zeros, or another program cut it. */
+START_TEST(a_file_that_is_too_short_is_filled) {
+        struct stat st;
+
+        write_chain();
+        stop_it();
+        ck_assert_int_eq(truncate(file, _i ? 6 << 20 : 0), 0);
+        ck_assert_int_eq(truncate(file, 6 << 20), 0);
+        start_again("on");
+        ck_assert_int_eq(stat(file, &st), 0);
+        ck_assert_int_eq(st.st_size, 16 << 20);
+        ck_assert_uint_eq(tier().records, _i ? BLOCKS : 0);
+        if (_i == 0)
+                write_chain();
+        evict_all();
+        fetch(tokens);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+}
+END_TEST
+
+SUITE("file", FIXTURE(start, stop),
+      LOOPS(2, warm_after_a_restart, a_file_of_another_kvd_and_size_stays,
+            a_file_that_is_too_short_is_filled),
+      LOOPS(3, objects_come_back_beside_chains), LOOPS(4, foreign_files_are_not_changed),
+      TESTS(there_is_one_tier, evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
+            lookups_say_what_is_below, a_chain_of_any_length_comes_back,
+            a_killed_daemons_disk_process_is_waited_for,
             a_disk_process_that_hangs_is_not_waited_for, a_deleted_file_is_reported,
             only_missing_blocks_are_fetched, others_are_not_there, deleted_is_deleted,
             a_dropped_space_comes_back, evict_to_a_full_file_says_so,

@@ -24,7 +24,6 @@
 #include "daemon/process/disk/main.h"
 #include "ipc/base/degraded.h"
 #include "ipc/base/util.h"
-#include "tests/lib/amount.h"
 #include "tests/lib/daemon_process.h"
 #include "tests/lib/fault.h"
 #include "tests/lib/oracle.h"
@@ -49,48 +48,17 @@ struct run {
  */
 enum { FEW_S = 1, BUSY_S = 15, FOR_EVER_S = 3600 };
 
-static char file[64], second[72], self[256]; /* second: "" if there is one file */
+static char file[64], self[256];
 static uint32_t patience_s;
 
 /* ---- what kvd says --------------------------------------------------------------------------- */
 
-static uint32_t n_files(void) {
-        return second[0] ? 2 : 1;
-}
-
-static struct kvd_msg_tier_info_reply tier_of(struct run *r, uint32_t number) {
-        return peer_ok(r->watcher, MSG(tier_info, .tier = number)).tier_info_reply;
-}
-
-/* The sum over all files, with the texts of the last one. */
 static struct kvd_msg_tier_info_reply tier(struct run *r) {
-        struct kvd_msg_tier_info_reply all = tier_of(r, 0), second_one;
-
-        if (n_files() == 1)
-                return all;
-        second_one = tier_of(r, 1);
-        second_one.records += all.records;
-        second_one.written_bytes += all.written_bytes;
-        second_one.errors += all.errors;
-        return second_one;
+        return peer_ok(r->watcher, MSG(tier_info)).tier_info_reply;
 }
 
-static bool file_is(struct run *r, uint32_t number, const char *state) {
-        struct kvd_slice is = tier_of(r, number).state;
-
-        return is.size == strlen(state) && memcmp(is.data, state, is.size) == 0;
-}
-
-/* Whether the tier has this state: "off" only if all files are off. */
 static bool is(struct run *r, const char *state) {
-        for (uint32_t i = 0; i < n_files(); i++)
-                if (!file_is(r, i, "off"))
-                        return file_is(r, i, state);
-        return strcmp(state, "off") == 0;
-}
-
-static bool is_a_file_off(struct run *r) {
-        return file_is(r, 0, "off") || (n_files() > 1 && file_is(r, 1, "off"));
+        return kvd_slice_is(tier(r).state, state);
 }
 
 static bool is_degraded(struct run *r) {
@@ -195,7 +163,7 @@ static void start(struct run *r) {
         static char setting[160], timeout[40];
 
         fault_set(&well, &none);
-        snprintf(setting, sizeof setting, "daemon.file=%s%s%s", file, second[0] ? "," : "", second);
+        snprintf(setting, sizeof setting, "daemon.file=%s", file);
         snprintf(timeout, sizeof timeout, "daemon.file_timeout=%u", patience_s);
         r->d = (struct daemon_process){.worker = self,
                                        .settings = SETTINGS("daemon.max_clients=16", setting,
@@ -252,7 +220,7 @@ static bool erase(struct run *r) {
 static void expect_service(struct run *r) {
         bool off;
 
-        WAIT_UNTIL(is_degraded(r) == is_a_file_off(r));
+        WAIT_UNTIL(is_degraded(r) == is(r, "off"));
         off = is(r, "off");
         make_chain(r, 2);
         for (uint32_t i = 0; !off && i < 100 && tier(r).records < BLOCKS; i++)
@@ -270,14 +238,13 @@ static void session(struct run *r) {
         resident(r, 1);
 }
 
-/* Calls that use the disk; with two files, other calls, too. */
 static bool is_ours(enum fault_call call) {
         static const enum fault_call calls[] = {FAULT_pread,   FAULT_pwrite,     FAULT_fdatasync,
                                                 FAULT_uring,   FAULT_completion, FAULT_mmap,
                                                 FAULT_calloc,  FAULT_getrandom,  FAULT_madvise,
                                                 FAULT_sendmsg, FAULT_recvmsg};
 
-        for (uint32_t i = 0; i < (n_files() > 1 ? ARRAY_SIZE(calls) : 5); i++)
+        for (uint32_t i = 0; i < ARRAY_SIZE(calls); i++)
                 if (calls[i] == call)
                         return true;
         return false;
@@ -290,7 +257,6 @@ static void run(struct fault_state *s, void *arg) {
         if (!is_ours(s->fault.call))
                 return;
         unlink(file);
-        unlink(second);
         patience_s = BUSY_S;
         s->on = true;
         start(&r);
@@ -300,7 +266,7 @@ static void run(struct fault_state *s, void *arg) {
         connect_to(&r);
         s->on = false;
         expect_service(&r);
-        if (s->fault.error == FAULT_SHORT && (is_a_file_off(&r) || tier(&r).errors))
+        if (s->fault.error == FAULT_SHORT && (is(&r, "off") || tier(&r).errors))
                 die("a short call was not completed");
         end(&r);
         start(&r);
@@ -377,7 +343,7 @@ static void hang(struct fault_state *s, enum fault_call call, uint32_t nth, bool
         printf("hangs%s: %s\n", forever ? " for good" : "", forever ? "off" : "on again");
 }
 
-static bool has_open(pid_t pid, const char *path) {
+static bool has_file_open(pid_t pid) {
         char link[64], target[128];
 
         for (int fd = 3; fd < 64; fd++) {
@@ -386,14 +352,14 @@ static bool has_open(pid_t pid, const char *path) {
                 snprintf(link, sizeof link, "/proc/%d/fd/%d", pid, fd);
                 n = readlink(link, target, sizeof target - 1);
                 target[MAX(n, 0)] = 0;
-                if (strcmp(target, path) == 0)
+                if (strcmp(target, file) == 0)
                         return true;
         }
         return false;
 }
 
-/* The process of a file; 0 if it has not been started or has not opened the file yet. */
-static pid_t process_of(const struct run *r, const char *path) {
+/* 0: the disk process has not been started or has not opened the file yet. */
+static pid_t process_of(const struct run *r) {
         char children[64];
         int pid, found = 0;
         FILE *f;
@@ -401,17 +367,17 @@ static pid_t process_of(const struct run *r, const char *path) {
         snprintf(children, sizeof children, "/proc/%d/task/%d/children", r->d.in.pid, r->d.in.pid);
         f = fopen(children, "re");
         while (f && !found && fscanf(f, "%d", &pid) == 1)
-                if (has_open(pid, path))
+                if (has_file_open(pid))
                         found = pid;
         if (f)
                 fclose(f);
         return found;
 }
 
-static pid_t disk_of(const struct run *r, const char *path) {
+static pid_t disk_of(const struct run *r) {
         pid_t pid;
 
-        WAIT_UNTIL((pid = process_of(r, path)) != 0);
+        WAIT_UNTIL((pid = process_of(r)) != 0);
         return pid;
 }
 
@@ -419,8 +385,8 @@ static pid_t disk_of(const struct run *r, const char *path) {
  * Stops the disk process and holds it at its exit: even the kernel cannot end a process whose disk
  * hangs.
  */
-static pid_t hold(const struct run *r, const char *path) {
-        pid_t pid = disk_of(r, path);
+static pid_t hold(const struct run *r) {
+        pid_t pid = disk_of(r);
 
         if (ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACEEXIT) < 0 || kill(pid, SIGSTOP) < 0 ||
             waitpid(pid, NULL, __WALL) != pid)
@@ -454,7 +420,7 @@ static void hang_in_the_kernel(struct fault_state *s) {
         fault_set(s, &fault);
         start_written(&r);
         evict_all(&r);
-        pid = hold(&r, file);
+        pid = hold(&r);
         fetch(&r, 1);
         WAIT_UNTIL(is(&r, "hanging") && is_degraded(&r));
         for (uint32_t i = 10; i < 20; i++) {
@@ -472,236 +438,30 @@ static void hang_in_the_kernel(struct fault_state *s) {
         printf("hangs in the kernel: hanging, on again\n");
 }
 
-/* In the disk process: replaces the second file with something that is not a file. */
-static void lose_second(int number) {
-        char path[64], target[64];
-
-        (void)number;
-        for (int fd = 3; fd < 64; fd++) {
-                ssize_t n;
-
-                snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-                n = readlink(path, target, sizeof target - 1);
-                target[MAX(n, 0)] = 0;
-                if (n > 2 && strcmp(target + n - 2, "-b") == 0)
-                        dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), fd);
-        }
-}
-
-/* Writes a chain to the files that work, evicts it and fetches it. True if all of it is back. */
-static bool goes_on(struct run *r, uint32_t chain) {
-        make_chain(r, chain);
-        usleep(20000);
-        evict_all(r);
-        fetch(r, chain);
-        return resident(r, chain) == BLOCKS;
-}
-
-/* Uses a new chain each time. */
-static void use(struct run *r) {
-        static uint32_t chain = 1000;
-
-        goes_on(r, ++chain);
-}
-
-/* A disk that dies while it is used turns off; the other disk stays on. */
-static void one_of_two_dies(struct fault_state *s) {
+/* Kills the disk process at random moments. It is replaced, and nothing is lost. */
+static void is_killed(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, 0, 0, false};
         struct run r = {.s = s};
 
         patience_s = FOR_EVER_S;
-        unlink(file);
-        unlink(second);
         fault_set(s, &fault);
-        start(&r);
-        WAIT_UNTIL(file_is(&r, 0, "on") && file_is(&r, 1, "on"));
-        session(&r);
-        if (!file_is(&r, 1, "on") || is_degraded(&r))
-                die("two files are not on");
-        kill(disk_of(&r, second), SIGUSR1);
-        WAIT_UNTIL((use(&r), file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r)));
-        WAIT_UNTIL(goes_on(&r, 95));
-        if (!erase(&r))
-                die("nothing can be erased");
-        leave(&r);
-        connect_to(&r);
-        make_chain(&r, 96);
-        end(&r);
-        printf("one of two dies: off, the other is on\n");
-}
-
-static bool are_on(struct run *r) {
-        return file_is(r, 0, "on") && file_is(r, 1, "on");
-}
-
-/* Files turn on one at a time. A chain that is written before both are on is in one file only. */
-static bool is_in_both(struct run *r) {
-        struct kvd_msg_tier_info_reply t;
-
-        make_chain(r, 1);
-        WAIT_UNTIL((t = tier(r), is_written(&t)) || t.errors || !are_on(r));
-        return is_written(&t) && are_on(r) && tier_of(r, 0).records && tier_of(r, 1).records;
-}
-
-/* On a busy machine a file may seem to hang at the start. The test then starts again. */
-static void start_well(struct run *r, struct fault fault) {
-        for (int tries = 0;; tries++) {
-                unlink(file);
-                unlink(second);
-                fault_set(r->s, &fault);
-                start(r);
-                WAIT_UNTIL(is_a_file_off(r) || are_on(r));
-                if (!is_a_file_off(r) && is_in_both(r))
-                        break;
-                if (tries == (patience_s == FEW_S ? 10 : 0))
-                        die("a file is off, or a chain is in one of them");
-                end(r);
-        }
-        evict_all(r);
-}
-
-/* ---- one that hangs -------------------------------------------------------------------------- */
-
-static struct kvd_sys hanging;
-static const struct kvd_sys *faulty;
-static struct fault_state *shared;
-
-/* While the fault is on, reads of the second file do not end. */
-static ssize_t hanging_pread(int fd, void *to, size_t n, off_t at) {
-        char path[64], target[128];
-        ssize_t size;
-
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        size = readlink(path, target, sizeof target);
-        while (shared->on && size > 2 && memcmp(target + size - 2, "-b", 2) == 0)
-                pause();
-        return faulty->pread(fd, to, n, at);
-}
-
-/* Completions do not identify their file. */
-static int no_uring(int result) {
-        (void)result;
-        errno = ENOSYS;
-        return -1;
-}
-
-static void install_hanging(struct fault_state *s) {
-        if (s->fault.call != N_FAULT_CALLS || s->fault.error != FAULT_HANG)
-                return;
-        shared = s;
-        faulty = sys;
-        hanging = *sys;
-        hanging.pread = hanging_pread;
-        hanging.uring = no_uring;
-        sys = &hanging;
-}
-
-/* This once turned off the whole tier: each process that was started hung, too. */
-static void one_of_two_hangs(struct fault_state *s) {
-        struct fault fault = {N_FAULT_CALLS, FAULT_HANG, 0, false};
-        struct run r = {.s = s};
-        struct kvd_slice why;
-
-        patience_s = FEW_S;
-        start_well(&r, fault);
-        s->on = true;
-        fetch(&r, 1);
-        WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
-        why = tier_of(&r, 1).why;
-        if (!memmem(why.data, why.size, "hangs", 5))
-                die("it is off for the reason \"%.*s\"", (int)why.size, (const char *)why.data);
-        WAIT_UNTIL(goes_on(&r, 95));
-        if (!erase(&r))
-                die("nothing can be erased");
-        end(&r);
-        printf("one of two hangs: off, the other is on\n");
-}
-
-/*
- * Returns whether the other file's process stayed. In an old version one process served all files,
- * so all of them hung.
- */
-static bool one_of_two_hangs_in_the_kernel(struct fault_state *s) {
-        struct run r = {.s = s};
-        pid_t pid, other;
-        bool same;
-
-        patience_s = FEW_S;
-        start_well(&r, (struct fault){N_FAULT_CALLS, 0, 0, false});
-        other = disk_of(&r, file);
-        pid = hold(&r, second);
-        fetch(&r, 1);
-        WAIT_UNTIL(file_is(&r, 1, "hanging") && is_degraded(&r));
-        if (resident(&r, 1) > 1)
-                die("blocks were read from a file that hangs");
-        for (uint32_t i = 10; i < 20; i++)
-                WAIT_UNTIL(goes_on(&r, i));
-        if (!file_is(&r, 1, "hanging"))
-                die("the file does not hang any more");
-        WAIT_UNTIL(file_is(&r, 0, "on"));
-        same = disk_of(&r, file) == other;
-        WAIT_UNTIL(ptrace(PTRACE_DETACH, pid, 0, 0) == 0); /* only once it has reached its exit */
-        WAIT_UNTIL(file_is(&r, 1, "on") && !is_degraded(&r));
-        WAIT_UNTIL(goes_on(&r, 30));
-        if (!erase(&r))
-                die("nothing can be erased");
-        end(&r);
-        printf("one of two hangs in the kernel: hanging, the other is %s\n",
-               same ? "on" : "on again");
-        return same;
-}
-
-/*
- * Kills a file's process at random moments. It is replaced, the other process stays, and nothing is
- * lost.
- */
-static void one_of_two_is_killed(struct fault_state *s, const char *path, const char *other) {
-        struct run r = {.s = s};
-        pid_t pid, stays;
-
-        patience_s = FOR_EVER_S;
-        start_well(&r, (struct fault){N_FAULT_CALLS, 0, 0, false});
-        stays = disk_of(&r, other);
+        start_written(&r);
+        evict_all(&r);
         for (uint32_t i = 0; i < 10; i++) {
-                pid = disk_of(&r, path);
+                pid_t pid = disk_of(&r);
+
                 make_chain(&r, 40 + i);
                 usleep(i * 100);
                 kill(pid, SIGKILL);
                 fetch(&r, 1);
-                WAIT_UNTIL(process_of(&r, path) && process_of(&r, path) != pid);
+                WAIT_UNTIL(process_of(&r) && process_of(&r) != pid);
                 WAIT_UNTIL((fetch(&r, 1), resident(&r, 1) == BLOCKS));
                 evict_all(&r);
         }
-        if (disk_of(&r, other) != stays)
-                die("the other one was replaced, too");
-        if (is_a_file_off(&r) || !erase(&r))
-                die("a file is off");
+        if (is(&r, "off") || !erase(&r))
+                die("the file is off");
         end(&r);
-        printf("one of two is killed: replaced\n");
-}
-
-static void test_one(struct fault_state *s) {
-        hang_in_the_kernel(s);
-        break_for_good(s, EIO);
-        break_for_good(s, ENOSPC);
-        hang(s, FAULT_completion, 2, false);
-        hang(s, FAULT_completion, 2, true);
-        fault_sweep(s, "disk process", 20, run, NULL);
-}
-
-static void test_two(struct fault_state *s) {
-        int tries = 0;
-
-        snprintf(second, sizeof second, "%s-b", file);
-        one_of_two_is_killed(s, file, second);
-        one_of_two_is_killed(s, second, file);
-        while (!one_of_two_hangs_in_the_kernel(s)) /* on a busy machine both may seem to hang */
-                if (++tries == 3)
-                        die("the other one was replaced, too");
-        one_of_two_dies(s);
-        one_of_two_hangs(s);
-        if (AMOUNT(true, false))
-                fault_sweep(s, "disk processes of two files", 1, run, NULL);
+        printf("is killed: replaced\n");
 }
 
 int main(int argc, char **argv) {
@@ -715,8 +475,6 @@ int main(int argc, char **argv) {
                 s = fault_state_of(fd);
                 close(fd);
                 fault_install(s);
-                install_hanging(s);
-                signal(SIGUSR1, lose_second);
                 return disk_main();
         }
         fd = memfd_create("faults", MFD_CLOEXEC);
@@ -726,11 +484,13 @@ int main(int argc, char **argv) {
         snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
         setenv("KVD_TEST_FAULTS", path, 1);
         snprintf(file, sizeof file, "/dev/shm/kvd-disk-faults-%d", getpid());
-        if (argc == 2 && strcmp(argv[1], "--two") == 0)
-                test_two(s);
-        else
-                test_one(s);
+        is_killed(s);
+        hang_in_the_kernel(s);
+        break_for_good(s, EIO);
+        break_for_good(s, ENOSPC);
+        hang(s, FAULT_completion, 2, false);
+        hang(s, FAULT_completion, 2, true);
+        fault_sweep(s, "disk process", 20, run, NULL);
         unlink(file);
-        unlink(second);
         return 0;
 }

@@ -171,8 +171,7 @@ static const struct {
         {"[daemon]\nfile = TIER\nfile_size = 1M\n", 0600, "file_size is smaller than 4M"},
         {"[daemon]\nfile = TIER\n", 0600, "set file_size"},
         {"[daemon]\nfile = KEY\n", 0600, "set file_size"},
-        {"[daemon]\nfile = TIER,TIER/x\nfile_size = 8M\n", 0600, NULL}, /* the second is off */
-        {"[daemon]\nfile = KEY,KEY\nfile_size = 8M\n", 0600, "named twice"},
+        {"[daemon]\nfile = TIER, KEY\nfile_size = 8M\n", 0600, "name one path"},
         {"[daemon]\nfile = /nonexistent/tier\nfile_size = 8M\n", 0600, "No such file"},
         {"[daemon]\nremote = http://foo\n", 0600, "remote 'http://foo' must begin with"},
         {"[daemon]\nremote = redis://h:0\n", 0600, "h:0"},

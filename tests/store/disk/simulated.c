@@ -25,10 +25,6 @@ static uint32_t sector_at(uint64_t at) {
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 static bool fails(struct simulated *s, enum simulated_call call) {
-        if (s->dies_at > 1)
-                s->dies_at--;
-        if (s->dies_at == 1)
-                return true;
         if (!(s->fails & call) || !s->fail_at)
                 return false;
         s->calls++;

@@ -50,7 +50,6 @@ struct simulated {
         uint32_t calls, fail_at; /* of the kinds in fails; fail_at 0: no call fails */
         unsigned fails;          /* set of enum simulated_call */
         bool forever;            /* later calls fail, too */
-        uint32_t dies_at;        /* countdown to 1: all calls fail from then on; 0: off */
         bool misreads;           /* reads may return another sector */
 };
 

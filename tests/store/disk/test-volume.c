@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A volume, step by step: records that were written are read back, a file that is no volume of this
- * version is not touched, a failing disk loses only records, and a file that version 1 has written
- * can be read.
+ * A volume, step by step: records that were written are read back, a file that is no volume is not
+ * touched, a failing disk loses only records, and a file that version 1 has written can be read.
  *
  *      test-volume --write      prints the file of version 1
  */
@@ -14,7 +13,7 @@
 
 #include "ipc/base/sys.h"
 #include "tests/lib/suite.h"
-#include "tests/store/disk/volumes.h"
+#include "tests/store/disk/keeper.h"
 
 #define BYTES 5000u
 #define N 5u /* records of one chain */
@@ -26,8 +25,8 @@
 static uint64_t extent_bytes;
 static struct dice dice = {1};
 static struct simulated disk;
-static struct volumes all = {.n = 1, .disks = {&disk}};
-#define volume (all.volumes[0])
+static struct keeper file = {.disk = &disk, .staging_bytes = STAGING};
+#define volume (file.volume)
 static struct volume_item items[N];
 static struct kvd_label labels[N];
 static uint32_t n_tokens, tokens[N][KVD_MAX_BLOCK_TOKENS];
@@ -39,7 +38,7 @@ static void fill(uint8_t *payload, uint32_t i) {
 }
 
 static int open_volume(void) {
-        return volumes_open(&all, extent_bytes, STAGING);
+        return keeper_open(&file, extent_bytes);
 }
 
 static uint64_t place_of(uint32_t i) {
@@ -72,14 +71,14 @@ static void plan(uint64_t epoch) {
 static uint64_t epoch_of_space(void) {
         uint64_t epoch = 0;
 
-        if (set_name(&all.set, SPACE, &epoch) == 0)
-                volumes_tell_all(&all);
+        if (head_name(&file.head, SPACE, &epoch) == 0)
+                keeper_tell(&file);
         return epoch;
 }
 
 static int forget(struct kvd_key id) {
-        set_forget(&all.set, id);
-        return volumes_tell_all(&all);
+        head_forget(&file.head, id);
+        return keeper_tell(&file);
 }
 
 /* Number of records that can be read. Fails if one has wrong contents. */
@@ -122,7 +121,7 @@ static void set_up(void) {
 }
 
 static void tear_down(void) {
-        volumes_close(&all);
+        keeper_close(&file);
         simulated_close(&disk);
 }
 
@@ -131,11 +130,11 @@ static void tear_down(void) {
 static struct kvd_disk_found found[2 * FILE_SLOTS];
 
 static void write_and_read(void) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
         ck_assert_uint_eq(read_all(), N);
-        volumes_close(&all);
-        ck_assert_int_eq(open_volume(), SET_FOUND);
+        keeper_close(&file);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
         ck_assert_uint_eq(scan_all(found), N);
         ck_assert_uint_eq(read_all(), N);
         for (uint32_t i = 0; i < N; i++) {
@@ -180,13 +179,13 @@ START_TEST(many_are_found_in_pieces) {
         simulated_close(&disk);
         extent_bytes = DISK_SECTOR + 3u * DISK_SECTOR * (STAGING / DISK_SECTOR + 4);
         simulated_open(&disk, 2, extent_bytes, &dice);
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         plan(epoch_of_space());
         for (uint32_t i = 0; i < N; i++)
                 items[i].place = places[i];
         volume_write(&volume, items, N);
-        volumes_close(&all);
-        ck_assert_int_eq(open_volume(), SET_FOUND);
+        keeper_close(&file);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
         ck_assert_uint_eq(scan_all(found), N);
         for (uint32_t i = 0; i < N; i++)
                 ck_assert_uint_eq(found[i].place, places[i]);
@@ -194,14 +193,14 @@ START_TEST(many_are_found_in_pieces) {
 END_TEST
 
 START_TEST(erased_is_erased) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
         ck_assert_int_eq(volume_erase(&volume, (uint64_t[]){place_of(1), place_of(4)}, 2), 0);
         ck_assert_uint_eq(read_all(), N - 2);
         ck_assert_int_eq(items[1].error, -EBADMSG);
         ck_assert_int_eq(forget(SPACE), 0);
-        volumes_close(&all);
-        ck_assert_int_eq(open_volume(), SET_FOUND);
+        keeper_close(&file);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
         ck_assert_uint_eq(scan_all(found), 0);
         ck_assert_uint_ne(epoch_of_space(), labels[0].epoch);
         ck_assert_uint_eq(scan_all(found), 0);
@@ -210,7 +209,7 @@ END_TEST
 
 /* Exact copies have no tokens. Their writer can read them, but a scan does not find them. */
 START_TEST(what_has_no_epoch_is_its_writers_alone) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         epoch_of_space();
         plan(FILE_NO_EPOCH);
         for (uint32_t i = 0; i < N; i++)
@@ -219,8 +218,8 @@ START_TEST(what_has_no_epoch_is_its_writers_alone) {
         ck_assert_uint_eq(read_all(), N);
         labels[2].sequence++;
         ck_assert_uint_eq(read_all(), N - 1);
-        volumes_close(&all);
-        ck_assert_int_eq(open_volume(), SET_FOUND);
+        keeper_close(&file);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
         ck_assert_uint_eq(scan_all(found), 0);
 }
 END_TEST
@@ -229,7 +228,7 @@ END_TEST
 START_TEST(many_are_erased_in_pieces) {
         uint64_t places[STAGING / DISK_SECTOR + 2];
 
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
         for (uint32_t i = 0; i < ARRAY_SIZE(places); i++)
                 places[i] = place_of(i < STAGING / DISK_SECTOR ? 0 : i % 2 ? 1 : 4);
@@ -239,7 +238,7 @@ START_TEST(many_are_erased_in_pieces) {
 END_TEST
 
 START_TEST(what_does_not_fit_is_refused) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
         items[0].place = 3;
         items[1].place = 2 * (uint64_t)FILE_SLOTS;
@@ -256,12 +255,12 @@ END_TEST
 START_TEST(there_are_so_many_spaces) {
         uint64_t epoch;
 
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         for (uint64_t i = 0; i < FILE_NAMESPACES; i++)
-                ck_assert_int_eq(set_name(&all.set, (struct kvd_key){i, 0}, &epoch), 0);
-        ck_assert_int_eq(set_name(&all.set, SPACE, &epoch), -ENOSPC);
+                ck_assert_int_eq(head_name(&file.head, (struct kvd_key){i, 0}, &epoch), 0);
+        ck_assert_int_eq(head_name(&file.head, SPACE, &epoch), -ENOSPC);
         ck_assert_int_eq(forget((struct kvd_key){7, 0}), 0);
-        ck_assert_int_eq(set_name(&all.set, SPACE, &epoch), 0);
+        ck_assert_int_eq(head_name(&file.head, SPACE, &epoch), 0);
         ck_assert_uint_eq(epoch, FILE_NAMESPACES + 1);
 }
 END_TEST
@@ -288,38 +287,27 @@ START_TEST(data_behind_zeros_stays) {
         ck_assert_int_eq(open_volume(), -EMEDIUMTYPE);
         ck_assert_uint_eq(disk.n_ios, 0);
         ck_assert_uint_eq(sector[7], 1);
-        volumes_close(&all);
+        keeper_close(&file);
         disk.stable[sectors[_i]][7] = sector[7] = 0;
-        ck_assert_int_eq(open_volume(), SET_NEW);
-}
-END_TEST
-
-START_TEST(another_version_stays) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
-        volumes_close(&all);
-        for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
-                ((struct file_mark *)disk.seen[copy])->version++;
-        disk.n_ios = 0;
-        ck_assert_int_eq(open_volume(), -EMEDIUMTYPE);
-        ck_assert_uint_eq(disk.n_ios, 0);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
 }
 END_TEST
 
 /* One copy is enough, and both are intact again afterwards. */
 START_TEST(a_superblock_rots) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
-                volumes_close(&all);
+                keeper_close(&file);
                 disk.seen[copy][300] ^= 4;
-                ck_assert_int_eq(open_volume(), SET_FOUND);
+                ck_assert_int_eq(open_volume(), KEEPER_FOUND);
                 ck_assert_uint_eq(scan_all(found), N);
                 ck_assert_mem_eq(disk.seen[0], disk.seen[1], DISK_SECTOR);
         }
-        volumes_close(&all);
+        keeper_close(&file);
         disk.seen[0][300] ^= 4;
         disk.seen[1][300] ^= 4;
-        ck_assert_int_eq(open_volume(), SET_LOST);
+        ck_assert_int_eq(open_volume(), KEEPER_LOST);
         ck_assert_uint_eq(scan_all(found), 0);
 }
 END_TEST
@@ -339,9 +327,9 @@ START_TEST(extents_without_memory_are_refused) {
         int r;
 
         failing.calloc = no_memory;
-        ck_assert_int_eq(volumes_judge(&all, extent_bytes, STAGING), 0);
+        ck_assert_int_eq(keeper_judge(&file, extent_bytes), KEEPER_NEW);
         sys = &failing;
-        r = volumes_tell(&all, 0);
+        r = keeper_tell(&file);
         sys = &kvd_sys_real;
         ck_assert_int_eq(r, -ENOMEM);
         ck_assert_uint_eq(volume.n_extents, 0);
@@ -352,7 +340,7 @@ END_TEST
 
 /* A read error after erasing does not prove that the record is gone. */
 START_TEST(a_disk_that_does_nothing_has_erased_nothing) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
         disk.fails = SIMULATED_READ | SIMULATED_WRITE;
         disk.fail_at = 1;
@@ -363,10 +351,10 @@ END_TEST
 
 /* If the error were taken for an extent without records, its records would be lost. */
 START_TEST(an_extent_that_cannot_be_read_is_said) {
-        ck_assert_int_eq(open_volume(), SET_NEW);
+        ck_assert_int_eq(open_volume(), KEEPER_NEW);
         write_all();
-        volumes_close(&all);
-        ck_assert_int_eq(open_volume(), SET_FOUND);
+        keeper_close(&file);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
         disk.fails = SIMULATED_READ;
         disk.calls = 0;
         disk.fail_at = 1;
@@ -388,11 +376,11 @@ static void one_life(void) {
                         ck_assert_uint_lt(read_all(), N);
                 forgotten = forget(SPACE) == 0;
         }
-        volumes_close(&all);
+        keeper_close(&file);
         disk.fail_at = 0;
         ck_assert_int_ge(open_volume(), 0);
         ck_assert(!forgotten || scan_all(found) == 0);
-        volumes_close(&all);
+        keeper_close(&file);
 }
 
 START_TEST(each_call_fails) {
@@ -433,7 +421,7 @@ static void print_file(void) {
 
 static void write_golden(void) {
         set_up();
-        if (open_volume() != SET_NEW)
+        if (open_volume() != KEEPER_NEW)
                 abort();
         write_all();
         print_file();
@@ -460,8 +448,8 @@ START_TEST(version_1_is_read) {
         uint64_t epoch;
 
         read_golden(golden);
-        ck_assert_int_eq(open_volume(), SET_FOUND);
-        ck_assert_int_eq(set_name(&all.set, SPACE, &epoch), 0);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
+        ck_assert_int_eq(head_name(&file.head, SPACE, &epoch), 0);
         ck_assert_uint_eq(epoch, 1);
         ck_assert_uint_eq(scan_all(found), N);
         volume.super->opening--;
@@ -471,13 +459,34 @@ START_TEST(version_1_is_read) {
 }
 END_TEST
 
+/* A file that older versions used together with others has a life, and keeps its records. */
+START_TEST(one_file_of_several_is_read) {
+        const struct file_super *s = (const void *)disk.seen[1];
+        uint64_t epoch;
+
+        ck_assert_int_eq(keeper_judge(&file, extent_bytes), KEEPER_NEW);
+        file.head.super.life = 77;
+        file.head.super.set = 99;
+        write_all();
+        ck_assert_uint_eq(s->set, 99);
+        keeper_close(&file);
+        ck_assert_int_eq(open_volume(), KEEPER_FOUND);
+        ck_assert_uint_eq(s->life, 77);
+        ck_assert_uint_ne(s->set, 99);
+        ck_assert_int_eq(head_name(&file.head, SPACE, &epoch), 0);
+        ck_assert_uint_eq(epoch, labels[0].epoch);
+        ck_assert_uint_eq(scan_all(found), N);
+        ck_assert_uint_eq(read_all(), N);
+}
+END_TEST
+
 SUITE("volume", WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(), exit(0))),
       golden = argc > 1 ? argv[1] : "version-1.txt", FIXTURE(set_up, tear_down),
       TESTS(what_is_written_is_read, many_are_found_in_pieces, erased_is_erased,
             what_has_no_epoch_is_its_writers_alone, many_are_erased_in_pieces,
             what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
-            another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
+            a_superblock_rots, a_staging_that_cannot_be_had_is_said,
             extents_without_memory_are_refused, a_disk_that_does_nothing_has_erased_nothing,
-            an_extent_that_cannot_be_read_is_said, version_1_is_read),
+            an_extent_that_cannot_be_read_is_said, version_1_is_read, one_file_of_several_is_read),
       LOOPS(4, data_behind_zeros_stays), LOOPS(6, each_call_fails),
       LOOPS(5, records_have_all_tokens))
