@@ -1380,7 +1380,7 @@ def test_a_method_that_is_switched_on_is_not_followed(server, space):
     logger.addHandler(heard)
     logger.setLevel(logging.WARNING)
     try:
-        assert "engines do not" in server.kvctl("space", "set", space.name, "memshare=on", "keydiff=on")
+        assert "vLLM on CPUs if" in server.kvctl("space", "set", space.name, "memshare=on", "keydiff=on")
         for _ in range(2):
             in_place(space, document(8400, 20))         # it follows KeyDiff, which has no budget
         assert len(heard.lines) == 1 and "memshare is on" in heard.lines[0], heard.lines

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 PATIENCE = 60   # seconds: anything that takes longer hangs, even on a busy machine
@@ -52,6 +53,16 @@ class Instance:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        end = time.monotonic() + PATIENCE
+        while self._is_connected():
+            assert time.monotonic() < end, "the connections of a killed kvd do not end"
+            time.sleep(0.001)
+
+    def _is_connected(self) -> bool:
+        """The kernel ends a dead kvd's connections when it has torn down its io_uring. Until then, a client may send a request
+        of which nobody knows what became."""
+        with open("/proc/net/unix") as sockets:
+            return any(line.endswith(f" {self.socket}\n") for line in sockets)
 
     def __enter__(self) -> Instance:
         return self

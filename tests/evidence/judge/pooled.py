@@ -22,7 +22,9 @@ from . import again, ask
 from .rows import POOL, Row
 
 PATIENCE_S = 600        # the daemon's worker has what others leave of the processor
-WANTED = 0.02           # kvreviver.wanted: many heads of a pretrained model spread their attention over many blocks
+# kvreviver.wanted for questions: many heads of a pretrained model spread their attention over many blocks. A text of perplexity
+# has the default, since it would take ten minutes.
+WANTED, LONG = 0.02, 256
 
 
 class Pooled:
@@ -66,7 +68,7 @@ class Pool:
     def kept(self, row: Row, context: list[int], more: int) -> Iterator[Pooled]:
         """The context as a row keeps it, in a space whose budget then has room for `more` tokens."""
         budget = round(row.share * len(context)) if row.share < 1 else 0
-        self._set(row, budget, len(context))
+        self._set(row, budget, len(context), more)
         scored = {"budget": len(context) + more} if row.scorer else {}
         with KvdCache(self.model, self.space, context, **scored) as cache:
             it, step = Pooled(self.model, cache, row), row.chunk or len(context)
@@ -87,7 +89,7 @@ class Pool:
         before, told, behind = again.steps(ids, end, self.block, number)
         result: dict[str, Any] = {}
         for name, on in (("plain", 0), ("loss", 1)):
-            self._set(Row(name, POOL), 0, 0)
+            self._set(Row(name, POOL), 0, 0, 0)
             self.space.set("memshare", on)
             with KvdCache(self.model, self.space, before, step_ends=[end]) as cache, torch.inference_mode():
                 for each in [before[cache.found:], *(step for _, step in told)]:
@@ -106,10 +108,10 @@ class Pool:
         module = __import__(f"scorer_{scorer}")
         module.compress(cache, self.tokenizer, torch.tensor([context]), budget)
 
-    def _set(self, row: Row, budget: int, tokens: int) -> None:
+    def _set(self, row: Row, budget: int, tokens: int, more: int) -> None:
         window = self.space.setting("hshare.sinks") + self.space.setting("hshare.recent")
         settings = {"keydiff": 0 < budget and not row.scorer, "keydiff.budget": budget,
-                    "kvreviver": row.stays < 1, "kvreviver.budget": row.stays, "kvreviver.wanted": WANTED,
+                    "kvreviver": row.stays < 1, "kvreviver.budget": row.stays, "kvreviver.wanted": WANTED if more < LONG else 0.1,
                     "hshare": row.reads < 1, "hshare.top": max(round(row.reads * tokens) - window, 1)}
         for name, value in settings.items():
             self.space.set(name, value)
