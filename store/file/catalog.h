@@ -111,7 +111,7 @@ void catalog_drop(struct catalog *c, uint32_t place);
 /* The write failed: removes the record. Its slot and the extent's free slots are not used again. */
 void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* marks the record as used now */
-/* Nanoseconds since the last use of the coldest record; 0 if there is none. */
+/* Nanoseconds since the last use of the coldest record; 0 without records. */
 uint64_t catalog_age(const struct catalog *c);
 
 /*

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -230,6 +231,20 @@ class Child:
             raise NoData(0, "as a test wants it")
 
         rows.Row.after = failing
+        return True
+
+    def kill_when_gone(self, pid: int) -> bool:
+        """Kills a process as soon as blocks of a request have left the pool, in the middle of a step."""
+        from kvd.engines import _vllm_rows as rows
+        after = rows.Row.after
+
+        def killing(row):
+            if row.decodes and rows.missing(row.sequence):
+                rows.Row.after = after
+                os.kill(pid, signal.SIGKILL)
+            return after(row)
+
+        rows.Row.after = killing
         return True
 
     def watch(self) -> bool:

@@ -221,6 +221,13 @@ def test_a_worker_in_another_process(it: Instance, alone: Engine, one: Engine) -
         switch(it, kvreviver_budget=0.25)
         far.ask([document(200, 100)])
         nothing_is_held(it)
+        switch(it, kvreviver="on")
+        far.tell(op="generate", prompts=prompts, max_tokens=1000)
+        while not any(each["sequences"] > 1 for each in it.stat("spaces")["spaces"]):       # the anchor is one
+            time.sleep(0.01)
+        far.kill()              # its worker ends with it
+        nothing_is_held(it)
+        switch(it)
         it.check()
 
 
@@ -319,9 +326,9 @@ def test_the_daemon_is_killed_and_most_blocks_have_left(it: Instance, alone: Eng
     expected = alone.ask(prompts, max_tokens=400)
     switch(it, kvreviver="on", kvreviver_budget=0.1, kvreviver_wanted=0.001)
     before = one.tail(1 << 20).count("is recomputed")
+    one.do(op="kill_when_gone", pid=it.process.pid)
     one.tell(op="generate", prompts=prompts, max_tokens=400)
-    while not any(each["blocks"]["spilled"] > 40 for each in it.stat("spaces")["spaces"]):
-        time.sleep(0.01)
+    it.process.wait(600)
     it.kill()
     it.start()
     assert all(len(each["tokens"]) == 400 for each in one.hear())

@@ -203,7 +203,7 @@ START_TEST(a_new_process_does_not_open_another_file) {
 }
 END_TEST
 
-/* The first process did not write a superblock, so there is none to compare with. */
+/* The first process wrote no superblock that the next one could compare. */
 START_TEST(a_new_process_opens_a_new_file) {
         simulated_clear(&disk);
         ck_assert_int_eq(judge(), KEEPER_NEW);

@@ -15,6 +15,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 import kvd
 
+from ._reduction import METHODS
+
 log = logging.getLogger("kvd.engines.transformers")
 thread = threading.local()      # .ids: token ids embedded last in this thread; .attended: calls of attention
 
@@ -233,7 +235,6 @@ def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = No
     return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
 
 
-_METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
 _told: set[tuple[str, str]] = set()     # space and method of warnings already given
 
 
@@ -245,7 +246,7 @@ def check_space(space: kvd.Space, model: PreTrainedModel, follows: tuple[str, ..
         raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
     if space.device != (1, 0):
         refuse("spaces on a GPU")
-    for method in _METHODS:
+    for method in ("bicache", *METHODS):
         if method not in follows and space.setting(method) and (space.name, method) not in _told:
             _told.add((space.name, method))
             log.warning("kvd: %s is on in space %s, and has no effect: this use of transformers does not follow it", method, space.name)

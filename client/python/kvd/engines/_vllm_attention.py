@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Step:
-    """The requests of a step, in pieces for threads. form: number of query heads, and the scale of scores."""
+    """The requests of a step, in pieces for threads. heads: number of query heads. scale: of scores."""
 
     def __init__(self, connector: Any, metadata: CPUAttentionMetadata, heads: int, scale: float):
         self.space, self.memory, self.metadata = connector.space, connector.memory, metadata

@@ -134,9 +134,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         step = min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
         most = self.space.available() * self.size
         if most < step and self.role == KVConnectorRole.SCHEDULER:
-            logger.warning("kvd: a step may fill %d tokens, and the pool has room for %d now: if that does not change, requests"
-                           " of more tokens wait for ever. A process may fill half of a pool at a time (client_quota in"
-                           " kvd.conf), so set --max-num-batched-tokens to that", step, most)
+            logger.warning("kvd: a step may fill %d tokens, but the pool has room for %d now. Longer steps wait until it has"
+                           " more. A process may fill only half of a pool at a time (client_quota in kvd.conf(5)): set"
+                           " --max-num-batched-tokens to %d or less", step, most, most)
 
     def _place(self, caches: KVCacheConfig, layers: list[int], shares: int) -> None:
         """Set where this worker's layers are in a block: the stages of a pipeline one after the other, and in each stage

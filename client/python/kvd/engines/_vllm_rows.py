@@ -68,7 +68,7 @@ class Row:
         self.looks = self.moves or "hshare" in methods
         self.ids: list[int] = []
         self.words: list[int] = []
-        self.moved = self.later = 0     # later: number of tokens at which a reduction that failed is tried again
+        self.moved = self.later = 0     # later: number of tokens at which what failed, or was not published yet, is tried again
         self.sequence: kvd.Sequence | None = None
         self.reader: kvd.Reader | None = None
         self.decodes, self.broken = False, ""
@@ -129,9 +129,9 @@ class Row:
         return self.told.tokens - self.moved * self.size
 
     def _reduce(self, sequence: kvd.Sequence) -> None:
-        used, decodes = self.behind() + sum(tokens_of(sequence.entries())), self.told.tokens > self.told.target
-        budget = budget_of(self.space)
-        if not budget or not self.own or self.told.tokens < self.later or used <= budget + slack_of(self.space, budget, decodes, self.moves):
+        budget, used = budget_of(self.space), self.behind() + sum(tokens_of(sequence.entries()))
+        most = budget + slack_of(self.space, budget, self.told.tokens > self.told.target, self.moves)
+        if not self.own or not budget or used <= most or self.told.tokens < self.later:
             return
         if self.moves:
             fetch_all(sequence)
@@ -187,7 +187,8 @@ class Row:
         self.reader, self.looks, self.decodes = None, False, False
         if self.sequence is not None and missing(self.sequence):
             self.broken = str(error)
-        logger.warning("kvd: request %s %s: %s", self.told.name, "is recomputed" if self.broken else "reads all its tokens", error)
+        what = "is recomputed" if self.broken else "reads all its tokens"
+        logger.warning("kvd: request %s %s: %s", self.told.name, what, error)
 
     # ---- after a step
 

@@ -24,12 +24,12 @@ without a table, b is 1.
     profile(model, space, prefix_ids, prompt_ids, gen_length=128, step=10)      # on a few requests
     kvctl profile build NAME
 
-Taken are decoders of the Llama family (Llama, Mistral, Qwen 2 and 3): model.model has embed_tokens, layers, norm and
+It takes decoders of the Llama family (Llama, Mistral, Qwen 2 and 3): model.model has embed_tokens, layers, norm and
 rotary_emb, attention goes through attn_implementation, and every layer attends to everything. LLaDA is a Llama, once its
 weights have Llama's names (attn_out is o_proj, ff_proj gate_proj, ff_out down_proj), and Dream's are those of a Qwen 2, with
 logits that are one row early (shift=True). Their own code, which has another attention, is refused. open_space() and the first
-generate() examine the model: they compare a pass with the model's own. In the call of the model itself, with
-attn_implementation="kvd_bidirectional", every token sees all others, too, but for padding.
+generate() examine the model: they compare a pass with the model's own. If the model itself is called, with
+attn_implementation="kvd_bidirectional", every token sees all others but padding, too.
 
 Refused by name: models as in kvd.engines.transformers (but not because they are bidirectional), models that do more than
 their parts show (scaled logits), sliding windows, soft caps, attention sinks, batches, training, and block
