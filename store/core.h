@@ -9,6 +9,7 @@
  *      cache      index, blocks, segments, eviction, spaces, attachments, data that is still to come;
  *                 calls the other folders only by hooks (hooks.h)
  *      tier       tiers of exact copies
+ *      below      the places below the pool: what goes there, and how it comes back
  *      file       the file tier
  *      remote     the remote tier
  *      sequence   sequences, and the changes that are proposed to clients
@@ -117,11 +118,15 @@ struct store_wakes {             /* cache/semaphore.c */
         struct kvd_list waiting; /* attachments whose semaphores must be written, in order */
 };
 
+struct pages {          /* of segments */
+        bool huge;      /* reserved 2 MiB pages */
+        bool too_few;   /* not so, as there are some such pages, but too few */
+        uint64_t bytes; /* page size of segments: the kernel's, or 2 MiB */
+};
+
 struct store {
         struct store_config config;
-        bool huge;           /* segments use reserved 2 MiB pages */
-        bool too_few_pages;  /* they do not, as there are some such pages, but too few */
-        uint64_t page_bytes; /* page size of segments: the kernel's, or 2 MiB */
+        struct pages pages;
         struct account account;
         struct space_lists spaces;
         struct domain *domains; /* owned */
@@ -136,6 +141,7 @@ struct store {
         struct jobs jobs;
         uint32_t *ranks; /* owned; scratch: a counter for each 16-bit value */
         struct store_wakes wakes;
+        struct below *below;   /* the places below the pool: list */
         struct file *file;     /* owned; the file tier, or NULL */
         struct remote *remote; /* owned; the remote tier, or NULL */
         struct kvd_why why;

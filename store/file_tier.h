@@ -45,7 +45,6 @@ enum store_disk_ask {
 
 struct store_disk_item {
         uint64_t place;
-        uint32_t step; /* READ: step of its fetch */
         struct kvd_label label;
         kvd_ref block; /* held until the reply */
         const uint32_t *tokens;
@@ -164,10 +163,10 @@ struct fetch_request {
 };
 
 /*
- * Fetches the records of a chain behind its resident blocks. Returns the number of tokens that will
- * be resident (those that are resident, if there is nothing to fetch). *fd becomes readable when
- * the fetch has ended, successfully or not, and is owned by the store until then; -1: nothing to
- * wait for. -EBUSY: too many fetches are under way. -ESTALE: the block behind which tokens are
+ * Fetches what is below the pool of a chain, behind its resident blocks, from the first place that
+ * has any of it. Returns the number of tokens that will be resident, as far as is known: servers
+ * are only asked then. *fd becomes readable when the fetch has ended, successfully or not, and is
+ * owned by the store until then; -1: nothing to wait for. -EBUSY: too many fetches are under way. -ESTALE: the block behind which tokens are
  * fetched is not resident, or is of another chain.
  */
 int64_t space_fetch(struct attachment *attachment, const struct fetch_request *q, int *fd);

@@ -67,7 +67,7 @@ bool space_outlives(const struct space *s) {
 
 /* Reserved huge pages are not kept, since the next daemon could not allocate its pool. */
 static bool keeps(const struct space *s) {
-        return space_outlives(s) && !s->memory.left && !space_store(s)->huge;
+        return space_outlives(s) && !s->memory.left && !space_store(s)->pages.huge;
 }
 
 static void keep(const struct space *s, struct name name, int fd) {

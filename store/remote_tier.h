@@ -103,10 +103,4 @@ struct store_remote_info {
 };
 void store_remote_get_info(const struct store *store, struct store_remote_info *ret);
 
-/*
- * Like space_fetch, for blocks that neither the pool nor the file has. Returns the number of
- * resident tokens; *fd is a descriptor if servers are asked for more.
- */
-int64_t space_fetch_remote(struct attachment *attachment, const struct fetch_request *q, int *fd);
-
 #endif

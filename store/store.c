@@ -43,27 +43,27 @@ static int choose_pages(struct store *store) {
                         "pages = huge needs %llu reserved 2 MiB pages and %llu are free; raise vm.nr_hugepages or set pages = auto",
                         (unsigned long long)(needed / HUGE_BYTES),
                         (unsigned long long)(have / HUGE_BYTES));
-        store->too_few_pages = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
-        store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
-        store->page_bytes = store->huge ? HUGE_BYTES : sys_page_bytes();
+        store->pages.too_few = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
+        store->pages.huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
+        store->pages.bytes = store->pages.huge ? HUGE_BYTES : sys_page_bytes();
         return 0;
 }
 
 void store_take_small_pages(struct store *store) {
-        if (!store->huge)
+        if (!store->pages.huge)
                 return;
-        store->huge = false;
-        store->page_bytes = sys_page_bytes();
+        store->pages.huge = false;
+        store->pages.bytes = sys_page_bytes();
 }
 
 bool store_wants_pages(const struct store *store) {
-        return store->too_few_pages;
+        return store->pages.too_few;
 }
 
 const char *store_pages_name(const struct store *store) {
         if (store->config.backend != KVD_BACKEND_HOST)
                 return "GPU memory";
-        return store->huge ? "2 MiB, reserved" : "4 KiB";
+        return store->pages.huge ? "2 MiB, reserved" : "4 KiB";
 }
 
 /* ---- store ----------------------------------------------------------------------------------- */

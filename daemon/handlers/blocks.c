@@ -214,8 +214,6 @@ int handle_fetch(struct client *c, const struct kvd_msg *request, struct call *c
                 return (int)n;
         fetch.n_tokens = (uint32_t)n;
         r = space_fetch(call->attachment, &fetch, &fd);
-        if (r >= 0 && fd < 0)
-                r = space_fetch_remote(call->attachment, &fetch, &fd);
         if (r < 0)
                 return client_store_failed(c, (int)r);
         call->reply.fetch_reply.tokens = (uint32_t)r;

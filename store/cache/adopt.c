@@ -341,8 +341,8 @@ static void choose_pages_anew(struct store *store, const struct parts *parts) {
 
 static void adopt_all(struct store *store, const struct parts *parts) {
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
-                if (p->kind == 'i' && store->config.backend != KVD_BACKEND_LEGACY && !store->huge &&
-                    is_last(p, parts))
+                if (p->kind == 'i' && store->config.backend != KVD_BACKEND_LEGACY &&
+                    !store->pages.huge && is_last(p, parts))
                         adopt_index(store, p, parts);
 }
 

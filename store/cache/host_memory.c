@@ -35,7 +35,7 @@ static void tell_clients(struct space *space, const struct segment *segment) {
 }
 
 static int make_memfd(struct space *space, struct segment *segment) {
-        unsigned huge = space_store(space)->huge ? SHARED_HUGE : 0,
+        unsigned huge = space_store(space)->pages.huge ? SHARED_HUGE : 0,
                  twin = space->ix->arena ? SHARED_TWIN : 0;
         int r;
 
@@ -81,7 +81,7 @@ static int begin(struct space *space, struct segment *segment) {
 }
 
 static int fill(struct space *space, struct segment *segment, uint32_t first, uint32_t n) {
-        uint64_t block_bytes = space->ix->block_bytes, page = space_store(space)->page_bytes;
+        uint64_t block_bytes = space->ix->block_bytes, page = space_store(space)->pages.bytes;
         uint64_t from = first * block_bytes / page * page;
         uint64_t to = MIN(ALIGN_UP((first + (uint64_t)n) * block_bytes, page),
                           space->ix->segment_bytes);

@@ -115,7 +115,7 @@ static uint64_t gcd(uint64_t a, uint64_t b) {
 static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes,
                                uint64_t max_blocks) {
         const struct store *store = space_store(space);
-        uint64_t granule = store->page_bytes / gcd(store->page_bytes, block_bytes);
+        uint64_t granule = store->pages.bytes / gcd(store->pages.bytes, block_bytes);
         uint64_t want = MIN(store->config.segment_bytes, store->config.pool_bytes / 16);
 
         want = MIN(want, UINT64_C(4) << 30) / block_bytes;

@@ -21,7 +21,7 @@ static int check_size(struct store *store, uint64_t pool_bytes) {
                 return store_refuse(store, -E2BIG,
                                     "the pool can be raised to %llu MiB without a restart",
                                     (unsigned long long)(config->pool_most >> 20));
-        if (store->huge && pool_bytes > config->pool_bytes &&
+        if (store->pages.huge && pool_bytes > config->pool_bytes &&
             pool_bytes > store_pool_used(store) + store_free_huge_bytes())
                 return store_refuse(store, -ENOMEM,
                                     "there are not enough free 2 MiB pages for a pool of %llu MiB; "

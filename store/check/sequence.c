@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "store/check/check.h"
+#include "store/below/bring.h"
 #include "store/file/file.h"
-#include "store/remote/inside.h"
 #include "store/methods/methods.h"
 
 static bool names_private(const struct space *s, const struct entry *e) {
@@ -391,16 +391,16 @@ static void count_moving(struct walk *w, kvd_ref block) {
         w->audit->waiting += block_of(w->space, kvd_ref_id(block))->reviving;
 }
 
-static void count_bringing(struct walk *w, const struct bringing *b) {
-        if (b->space != w->space)
+static void count_fetch(struct walk *w, const struct fetch *f) {
+        if (f->space != w->space)
                 return;
         w->audit->fetches++;
-        w->audit->fetch_bytes += b->bytes;
-        if (b->last)
-                w->audit->holds -= check_mixed(kvd_ref_id(b->last));
+        w->audit->fetch_bytes += f->bytes;
+        if (f->last)
+                w->audit->holds -= check_mixed(kvd_ref_id(f->last));
 }
 
-/* Places of copies that are moving to or from a lower tier, and spare places of such moves. */
+/* Places of copies that are moving to or from a place below, and spare places of such moves. */
 static void count_carry(struct walk *w, const struct carry *c) {
         if (!c || c->last != w->space)
                 return;
@@ -411,44 +411,12 @@ static void count_carry(struct walk *w, const struct carry *c) {
                 count_carried(w, c->spare[i]);
 }
 
-static void count_disk(struct walk *w, const struct file *file) {
-        const struct store_disk_question *q = &file->disk.question;
-
-        for (uint32_t k = 0; q->space == w->space && !q->copies && k < q->n; k++)
-                count_moving(w, q->items[k].block);
-        count_carry(w, host_carry(file));
-}
-
-/* Blocks that have room and were not requested yet, or that arrived before their parent. */
-static void count_fetch(struct walk *w, const struct fetch *f) {
-        count_bringing(w, &f->to);
-        for (uint32_t i = f->at; f->to.space == w->space && i < f->taken; i++)
-                if (f->steps[i].state == FETCH_ROOM || f->steps[i].state == FETCH_HERE)
-                        count_moving(w, f->steps[i].block);
-}
-
-/* Blocks that the disk reads or writes, and the blocks of fetches. */
-static void count_file(struct walk *w) {
-        const struct file *file = space_store(w->space)->file;
-
-        if (!file)
-                return;
-        count_disk(w, file);
-        for (struct kvd_list_node *node = file->fetches.first; node; node = node->next)
-                count_fetch(w, container_of(node, struct fetch, to.waiting));
-}
-
-/* The same for the servers. */
-static void count_remote(struct walk *w) {
-        const struct remote *remote = space_store(w->space)->remote;
-
-        if (!remote)
-                return;
-        for (uint32_t i = 0; remote->question.space == w->space && i < remote->question.n; i++)
-                count_moving(w, remote->question.items[i].block);
-        count_carry(w, remote->carry);
-        for (struct kvd_list_node *node = remote->pulls.first; node; node = node->next)
-                count_bringing(w, container_of(node, struct bringing, waiting));
+static void count_below(struct walk *w, const struct below *b) {
+        for (uint32_t i = 0; b->space == w->space && i < b->n_blocks; i++)
+                count_moving(w, b->blocks[i]);
+        count_carry(w, b->carry);
+        for (struct kvd_list_node *node = b->fetches.first; node; node = node->next)
+                count_fetch(w, container_of(node, struct fetch, waiting));
 }
 
 /* Nothing is compared while a closed sequence still has references: idle work releases them. */
@@ -463,8 +431,8 @@ void check_sequence_sums(struct walk *w) {
         }
         for (const struct job *job = NULL; (job = job_in_flight(s, job));)
                 count_job(w, job);
-        count_file(w);
-        count_remote(w);
+        for (const struct below *b = space_store(s)->below; b; b = b->next)
+                count_below(w, b);
         for (const struct sketch *k = sketches_of(s)->dead; k; k = k->next, audit->sketches++)
                 audit->sketch_bytes += k->bytes;
         expect(w, audit->refs == 0, "Q2 references of blocks differ from entries that name them");

@@ -61,7 +61,7 @@ void chunk_remake(struct store *store, struct chunk *chunk) {
  */
 static int take_reserve(struct store *store, cu_memory *ret) {
         struct device_pool *pool = pool_of(store);
-        uint64_t bytes = ALIGN_UP(store->config.reserve_bytes, store->page_bytes);
+        uint64_t bytes = ALIGN_UP(store->config.reserve_bytes, store->pages.bytes);
         cu_result error;
         char text[128];
 
@@ -145,7 +145,7 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
                 config->segment_bytes = MIN(config->segment_bytes, config->pool_bytes / 16);
         config->segment_bytes = ALIGN_UP(config->segment_bytes, granularity);
         config->pool_bytes -= config->pool_bytes % config->segment_bytes;
-        store->page_bytes = granularity;
+        store->pages.bytes = granularity;
         if (config->pool_bytes == 0)
                 return store_refuse(
                         store, -EINVAL,

@@ -406,14 +406,10 @@ static bool may_go(const struct catalog_entry *e, uint64_t since_ns) {
         return e->state == CATALOG_THERE && !e->busy && !e->children && e->used_ns < since_ns;
 }
 
-static bool takes_more(const struct catalog *c) {
-        return !catalog_is_off(c) && !c->closed;
-}
-
 /* The coldest record that may be evicted, of that owner (NULL: any). */
 static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
                         uint64_t since_ns) {
-        uint32_t place = takes_more(c) ? c->coldest : CATALOG_NOWHERE;
+        uint32_t place = !catalog_is_off(c) ? c->coldest : CATALOG_NOWHERE;
 
         for (uint32_t i = 0; place != CATALOG_NOWHERE && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[place];
@@ -448,7 +444,7 @@ static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {
         struct catalog_class *class = class_of(c, slot_bytes);
         struct catalog_extent *e;
 
-        if (!class || !takes_more(c) || slot_bytes >= c->extent_bytes)
+        if (!class || !!catalog_is_off(c) || slot_bytes >= c->extent_bytes)
                 return CATALOG_NOWHERE;
         e = kvd_list_first(&class->roomy, struct catalog_extent, node);
         if (!e) {

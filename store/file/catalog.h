@@ -66,7 +66,6 @@ struct catalog {
         uint32_t coldest, warmest;      /* ends of the LRU list of records */
         bool off;                       /* takes no records, and lookups miss those that it has */
         bool hangs;                     /* the same, until the disk answers */
-        bool closed;                    /* takes no new records; lookups find those that it has */
         struct catalog_extent *extents; /* owned, as is all below */
         struct catalog_entry *entries;  /* by place */
         uint32_t *buckets;              /* place + 1; 0: empty */

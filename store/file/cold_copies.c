@@ -100,7 +100,7 @@ static uint32_t take_slot(struct file *file, struct space *space) {
 
         if (number < 0)
                 return CATALOG_NOWHERE;
-        return catalog_take_copy(&file->catalog, slot_bytes, number, demote_most(file, space),
+        return catalog_take_copy(&file->catalog, slot_bytes, number, file_most(file, space),
                                  ++file->sequence);
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "store/below/bring.h"
 #include "store/cache/inside.h"
 #include "store/file/file.h"
 #include "store/tier/tier.h"
@@ -35,7 +36,7 @@ void store_disk_off(struct store *store, const char *why) {
         lose_question(file);
         file->copies->miss(file);
         file_changes(file);
-        fetches_end(file, NULL, NULL);
+        fetches_miss(&file->below, NULL);
 }
 
 static void off(struct file *file, int error) {
@@ -189,12 +190,8 @@ static void plan(struct file *file, bool *later) {
         if (!d->copies_last)
                 file->copies->next(file, later);
         d->copies_last &= d->ready; /* blocks have their turn now */
-        if (d->reads_in_a_row >= BRING_IN_A_ROW) {
-                d->reads_in_a_row = 0;
-                demote_next(file, later);
-        }
-        if (fetch_next(file, later))
-                demote_next(file, later);
+        if (file_is_idle(file))
+                below_next(&file->below, later);
         file->copies->next(file, later);
         if (!d->ready && !d->asked)
                 *later |= host_shrinks(file);
@@ -334,9 +331,9 @@ static void settle(struct file *file, const int32_t *errors, uint32_t n) {
         if (d->question.copies)
                 file->copies->done(file, errors, n);
         else if (reads)
-                fetch_done(file, errors, n);
+                bring_done(&file->below, errors, n);
         else
-                demote_done(file, errors, n);
+                file_written(file, errors, n);
 }
 
 void file_settle(struct file *file, const int32_t *errors, uint32_t n) {
@@ -367,7 +364,7 @@ void store_disk_slow(struct store *store) {
         if (d->state != STORE_DISK_ON || d->hangs)
                 return;
         d->hangs = file->catalog.hangs = true;
-        fetches_miss(file, d->reading);
+        fetches_miss(&file->below, file->below.reading);
         file_changes(file);
 }
 
@@ -382,7 +379,7 @@ void store_disk_hangs(struct store *store) {
         if (file->disk.state == STORE_DISK_OFF)
                 return;
         file->disk.hangs = file->catalog.hangs = true;
-        fetches_miss(file, NULL);
+        fetches_miss(&file->below, NULL);
         file->copies->miss(file);
         file_changes(file);
         file_want(file, true);
@@ -413,5 +410,5 @@ int store_disk_memory(struct store *store, uint32_t item, uint64_t *offset) {
 
         if (q->copies)
                 return place_memory(q->space, q->items[item].copy, offset);
-        return carry_memory(host_carry(store->file), item, q->space, q->items[item].block, offset);
+        return carry_memory(store->file->below.carry, item, q->space, q->items[item].block, offset);
 }

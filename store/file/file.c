@@ -21,13 +21,13 @@
 void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data) {
         if (!store->file)
                 return;
-        store->file->wanted = called;
-        store->file->data = data;
+        store->file->below.wanted = called;
+        store->file->below.data = data;
 }
 
 void file_want(struct file *file, bool soon) {
-        if (file->wanted && file->disk.state != STORE_DISK_OFF)
-                file->wanted(file->data, soon);
+        if (file->disk.state != STORE_DISK_OFF)
+                below_want(&file->below, soon);
 }
 
 void file_tell_below(struct space *space) {
@@ -37,11 +37,9 @@ void file_tell_below(struct space *space) {
 }
 
 void file_changes(struct file *file) {
-        for (struct space *space = NULL; (space = store_space_after(file->store, space));) {
-                file_space_of(space)->changes = UINT64_MAX; /* sweep again: the file may be lost */
+        for (struct space *space = NULL; (space = store_space_after(file->store, space));)
                 file_tell_below(space);
-                space_is_busy(space);
-        }
+        below_changes(&file->below);
 }
 
 bool store_disk_is_off(const struct store *store) {
@@ -102,8 +100,8 @@ void store_disk_get_info(const struct store *store, struct store_disk_info *ret)
         c = &file->catalog;
         ret->state = file->disk.hangs ? STORE_DISK_HANGS : file->disk.state;
         ret->name = file->config.there ? "file" : "host";
-        ret->fetches = file->n_fetches;
-        ret->queue = file->queue;
+        ret->fetches = file->below.n_fetches;
+        ret->queue = file->below.queue;
         ret->bytes = file->config.bytes;
         ret->evicted = c->evicted;
         ret->copies = c->copies;

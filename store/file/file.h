@@ -7,34 +7,12 @@
  * store_disk_question.
  */
 
+#include "store/below/below.h"
 #include "store/cache/cache.h"
-#include "store/file/bring.h"
 #include "store/file/catalog.h"
 #include "store/file/head.h"
 #include "store/file/host.h"
 #include "store/file_tier.h"
-
-/* ROOM: has a block, not requested yet; ASKED: requested; HERE: read into the block */
-enum fetch_step_state { FETCH_WANTED, FETCH_ROOM, FETCH_ASKED, FETCH_HERE };
-
-struct fetch_step {
-        uint64_t sequence;
-        kvd_ref block; /* held, unless WANTED */
-        uint32_t place;
-        enum fetch_step_state state;
-};
-
-struct fetch {
-        struct bringing to; /* in file->fetches */
-        struct file *file;
-        uint64_t record;             /* sequence of the first step's parent record; 0: none */
-        uint64_t root;               /* of its records */
-        uint32_t n, at, first_depth; /* n: steps; at: steps done; first_depth: of step 0 */
-        uint32_t taken;              /* steps that have been given a block, including those done */
-        uint32_t under_way;          /* requests */
-        struct fetch_step *steps;    /* follow this struct */
-        uint32_t *tokens;            /* follow the steps; block_tokens for each */
-};
 
 struct file_name { /* hashed into the id of a namespace */
         char domain[KVD_NAME_MAX + 1], space[KVD_NAME_MAX + 1];
@@ -70,11 +48,8 @@ struct file_disk {
         bool ready;                  /* question is complete, and is sent to its process next */
         uint64_t asked_ns;           /* time of the request */
         struct store_disk_question question; /* the current request, unless that is SUPER */
-        struct fetch *reading;               /* READ: the fetch; or NULL */
-        bool awaited;                        /* the next request is a fetch's (host_may_begin) */
         struct kvd_list wanted;              /* spaces with copies to read from it */
         bool copies_last;                    /* the last request was of copies: blocks are next */
-        uint32_t reads_in_a_row;             /* requests for fetches since writes last had a turn */
         struct file_count count;
         uint64_t read_ns, write_ns; /* total time of its requests */
 };
@@ -87,10 +62,9 @@ struct file_copies {
 };
 
 struct file { /* the file tier of a store */
+        struct below below;
         struct store *store;
         struct store_disk_config config;
-        void (*wanted)(void *data, bool soon);
-        void *data;
 
         struct head head;
         struct catalog catalog;
@@ -100,22 +74,16 @@ struct file { /* the file tier of a store */
         struct file_super super;         /* the superblock of that request */
 
         struct space *owners[FILE_NAMESPACES];     /* by number of the namespace; NULL: deleted */
-        struct kvd_list fetches;                   /* owned; a queue */
-        struct fetch_step steps[KVD_FETCH_BLOCKS]; /* scratch: of the fetch that begins */
-        uint32_t turn;                             /* number of the space to sweep next */
+        struct below_name names[KVD_FETCH_BLOCKS]; /* scratch: of the fetch that begins */
         uint32_t prefix[KVD_FETCH_TOKENS];         /* scratch: tokens of a bidirectional prefix */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
-        uint32_t sweep;            /* next place to look at for dead records */
-        uint64_t n_fetches, queue; /* number of fetches; number of them under way */
-        struct host *host;         /* owned; NULL if the pool is in host memory */
+        uint32_t sweep;    /* next place to look at for dead records */
+        struct host *host; /* owned; NULL if the pool is in host memory */
         const struct file_copies *copies;
         uint32_t copies_turn; /* number of the space to look at next for cold copies */
         uint64_t copies_go;   /* bytes of copies that are being written */
 };
-
-/* kvctl evict --to file: demotes all blocks that are sealed when it begins */
-enum file_all { ALL_NOT, ALL_UNDER_WAY, ALL_DONE };
 
 struct file_wanted {               /* queue of a space's copies to read */
         struct kvd_list_node node; /* in the disk's list, unless the queue is empty */
@@ -125,19 +93,16 @@ struct file_wanted {               /* queue of a space's copies to read */
 };
 
 struct file_space {
-        struct kvd_key id;  /* of its namespace */
-        int number;         /* of its namespace in the catalog; -1: not known */
-        bool named;         /* id is set */
-        bool refused;       /* the file takes no more namespaces */
-        bool charged;       /* for its namespace: KVD_COST_file_names */
-        bool unswept;       /* something has changed since the last full round */
-        enum file_all all;  /* UNDER_WAY: blocks are demoted even if not admitted */
-        uint64_t since_ns;  /* start of that; records used since then are not evicted */
+        struct below_space below; /* all: of kvctl evict --to file */
+        struct kvd_key id;        /* of its namespace */
+        int number;               /* of its namespace in the catalog; -1: not known */
+        bool named;               /* id is set */
+        bool refused;             /* the file takes no more namespaces */
+        bool charged;             /* for its namespace: KVD_COST_file_names */
+        bool all_done;            /* all blocks that were sealed at since_ns were demoted */
+        uint64_t since_ns;  /* when kvctl asked for that; records used since are not evicted */
         uint64_t left;      /* blocks that could not be demoted */
         uint64_t no_return; /* blocks that no fetch could bring back, so not demoted */
-        uint32_t hand;      /* block to look at next */
-        uint32_t looked;    /* blocks looked at in this round */
-        uint64_t changes;   /* carry_changes when unswept was last set */
         struct file_wanted wanted;
         uint32_t told; /* catalog_tell_some's position; CATALOG_NOWHERE: done */
 };
@@ -148,6 +113,9 @@ static inline void file_count_error(struct file_count *count, int error) {
 }
 /* The last error in words; "" if there was none. */
 const char *file_last_error(const struct file_count *count);
+static inline struct file *file_of(const struct below *b) {
+        return container_of(b, struct file, below);
+}
 static inline struct file_space *file_space_of(const struct space *space) {
         return space->parts.file;
 }
@@ -196,25 +164,31 @@ uint32_t file_record_of(const struct file *file, const struct space *space, uint
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id);
 void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence);
 
-/* demote.c: makes a write request. */
-void demote_next(struct file *file, bool *later);
-void demote_done(struct file *file, const int32_t *errors, uint32_t n);
-
 /* Maximum bytes of the domain's records and copies. */
-uint64_t demote_most(const struct file *file, const struct space *space);
+uint64_t file_most(const struct file *file, const struct space *space);
+
+extern const struct below_ops file_below; /* life.c; reads.c and writes.c have its members */
+bool file_find(struct below *b, struct space *space, const struct fetch_request *q,
+               const struct chain_at *at, struct below_found *ret);
+bool file_may_begin(struct below *b, struct space *space);
+void file_begin_read(struct below *b, struct space *space);
+bool file_may_read(struct below *b, const struct fetch *f, uint32_t i);
+void file_add_read(struct below *b, const struct fetch *f, uint32_t i, kvd_ref to);
+void file_end_read(struct below *b);
+void file_was_read(struct below *b, uint32_t i, int error);
+void file_note_name(struct below *b, struct space *space, uint32_t id, struct below_name name);
+int file_begin_write(struct below *b, struct space *space);
+void file_passes(struct below *b, struct space *space, uint32_t id);
+int file_add_write(struct below *b, struct space *space, uint32_t id);
+int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks);
+bool file_end_write(struct below *b);
+void file_end_round(struct below *b, struct space *space, bool all);
+void file_written(struct file *file, const int32_t *errors, uint32_t n);
 
 /* cold_copies.c: makes requests to write and read exact copies. */
 extern const struct file_copies file_copies;
 /* Reports some copies as missed that wait for a file that is off or hangs. True: there are more. */
 bool copies_miss_some(struct file *file, struct space *space);
 void copies_space_leaves(struct space *space);
-
-/* fetch.c: makes read requests. False: out of pin reads, so call again before anything else. */
-bool fetch_next(struct file *file, bool *later);
-void fetch_done(struct file *file, const int32_t *errors, uint32_t n);
-/* Ends a client's fetches; a is NULL: those of a deleted space; both are NULL: all. */
-void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
-/* Ends all fetches, which need the disk, except but, which may be NULL. */
-void fetches_miss(struct file *file, const struct fetch *but);
 
 #endif

@@ -265,8 +265,7 @@ bool host_has_question(const struct file *file) {
 
 /* The worker failed, not the disk: the space's blocks are swept again. */
 static void look_again(const struct space *space) {
-        file_space_of(space)->unswept = true;
-        file_space_of(space)->looked = 0;
+        sweep_again(&file_space_of(space)->below);
 }
 
 static void answer(struct file *file, const int32_t *errors, uint32_t n) {
@@ -390,6 +389,7 @@ int host_begin(struct file *file) {
         h->carry.owner = h;
         h->carry.done = carried;
         h->carry.most = STORE_CARRY_BYTES;
+        file->below.carry = &h->carry;
         carry_open(&h->carry, file->store);
         h->has_disk = file->config.there;
         h->most = h->has_disk ? file->config.host : UINT64_MAX; /* no disk: the catalog's limit */
@@ -451,8 +451,4 @@ uint32_t store_host_get_info(const struct store *store, struct store_disk_info *
                                         .read_bytes = h->count.read_bytes,
                                         .written_bytes = h->count.written_bytes};
         return 1;
-}
-
-const struct carry *host_carry(const struct file *file) {
-        return file->host ? &file->host->carry : NULL;
 }

@@ -61,7 +61,5 @@ bool host_is_all(const struct file *file);
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record);
 /* The counters for an item: of the copies if one was used and there is a disk; else the file's. */
 struct file_count *host_count(struct file *file, const struct store_disk_item *item);
-/* The carry of the disk's request; NULL if there is no host. */
-const struct carry *host_carry(const struct file *file);
 
 #endif

@@ -15,6 +15,41 @@
 #include "store/file/file.h"
 #include "store/hooks.h"
 
+static struct below_space *state(const struct space *space) {
+        return &file_space_of(space)->below;
+}
+
+static bool serves(const struct below *b, const struct space *space) {
+        return file_for(space);
+}
+
+static bool is_full(const struct below *b) {
+        return file_question_is_full(file_of(b));
+}
+
+static bool has(const struct below *b, const struct space *space, uint32_t id) {
+        return file_record_of(file_of(b), space, id) != CATALOG_NOWHERE;
+}
+
+const struct below_ops file_below = {.state = state,
+                                     .serves = serves,
+                                     .may_begin = file_may_begin,
+                                     .is_full = is_full,
+                                     .find = file_find,
+                                     .begin_read = file_begin_read,
+                                     .may_read = file_may_read,
+                                     .add_read = file_add_read,
+                                     .end_read = file_end_read,
+                                     .was_read = file_was_read,
+                                     .begin_write = file_begin_write,
+                                     .passes = file_passes,
+                                     .has = has,
+                                     .add_write = file_add_write,
+                                     .add_prefix = file_add_prefix,
+                                     .end_write = file_end_write,
+                                     .end_round = file_end_round,
+                                     .note = file_note_name};
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 int store_disk_begin(struct store *store, const struct store_disk_config *config) {
@@ -29,7 +64,9 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
         file = store->file = sys->calloc(1, sizeof *file);
         if (!file)
                 return store_refuse(store, -ENOMEM, "out of memory for the file");
+        below_begin(&file->below, store, &file_below);
         file->store = store;
+        file->below.depth = config->depth;
         file->config = *config;
         file->copies = &file_copies;
         file->disk.state = STORE_DISK_OPENING;
@@ -46,8 +83,6 @@ static void store_ends(struct store *store) {
                 return;
         file->host = host_free(file->host);
         catalog_close(&file->catalog);
-        while (file->fetches.first)
-                bring_end(kvd_list_first(&file->fetches, struct bringing, waiting));
         free(file);
 }
 
@@ -78,21 +113,6 @@ static void space_ends(struct space *space) {
         free(file_space_of(space));
 }
 
-/* If blocks have changed, the space is swept when the disk is idle. */
-static void note_changes(struct file *file, struct space *space) {
-        struct file_space *fs = file_space_of(space);
-        uint64_t changes = carry_changes(host_carry(file), space);
-
-        if (fs->changes == changes)
-                return;
-        fs->changes = changes;
-        if (fs->all != ALL_UNDER_WAY)
-                fs->looked = 0; /* a round that demotes all blocks ends despite changes */
-        if (!fs->unswept)
-                file_want(file, false);
-        fs->unswept = true;
-}
-
 /* Writes some of the hints for records that existed before the space was opened. */
 static bool tell_some(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
@@ -112,13 +132,7 @@ static bool idle(struct space *space) {
 
         if (!file)
                 return more;
-        note_changes(file, space);
         return tell_some(file, space) || more;
-}
-
-static void attachment_ends(struct attachment *a) {
-        if (space_store(a->space)->file)
-                fetches_end(space_store(a->space)->file, a->space, a);
 }
 
 static struct file_erasing *unused_erasing(struct file *file) {
@@ -149,7 +163,6 @@ static void space_leaves(struct space *space) {
 
         if (!file)
                 return;
-        fetches_end(file, space, NULL);
         if (file_space_of(space)->number >= 0)
                 catalog_tell(&file->catalog, file_space_of(space)->number, NULL);
         leave_question(file, space);
@@ -175,5 +188,4 @@ const struct hooks file_hooks = {.lay_out = lay_out,
                                  .idle = idle,
                                  .space_leaves = space_leaves,
                                  .space_ends = space_ends,
-                                 .store_ends = store_ends,
-                                 .attachment_ends = attachment_ends};
+                                 .store_ends = store_ends};

@@ -14,6 +14,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/tier.h"
 #include "store/account.h"
+#include "store/below/bring.h"
 #include "store/file/host.h"
 #include "store/hooks.h"
 #include "store/remote/inside.h"
@@ -24,13 +25,13 @@ static void carried(struct carry *carry, bool failed);
 
 /* Blocks of a pool on a GPU pass through host memory. */
 static int make_carry(struct remote *remote) {
-        remote->carry = sys->calloc(1, sizeof *remote->carry);
-        if (!remote->carry)
+        remote->below.carry = sys->calloc(1, sizeof *remote->below.carry);
+        if (!remote->below.carry)
                 return -ENOMEM;
-        remote->carry->done = carried;
-        remote->carry->owner = remote;
-        remote->carry->most = STORE_CARRY_BYTES;
-        carry_open(remote->carry, remote->store);
+        remote->below.carry->done = carried;
+        remote->below.carry->owner = remote;
+        remote->below.carry->most = STORE_CARRY_BYTES;
+        carry_open(remote->below.carry, remote->store);
         return 0;
 }
 
@@ -40,8 +41,9 @@ int store_remote_begin(struct store *store, const struct store_remote_config *co
         remote = store->remote = sys->calloc(1, sizeof *remote);
         if (!remote)
                 return store_refuse(store, -ENOMEM, "out of memory for the remote tier");
+        below_begin(&remote->below, store, &remote_below);
         remote->store = store;
-        remote->config = *config;
+        remote->below.depth = config->depth;
         remote->state = STORE_REMOTE_CONNECTING;
         if (store->config.backend != KVD_BACKEND_HOST && make_carry(remote) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for the remote tier");
@@ -51,13 +53,12 @@ int store_remote_begin(struct store *store, const struct store_remote_config *co
 void store_on_remote(struct store *store, void (*called)(void *data, bool soon), void *data) {
         if (!store->remote)
                 return;
-        store->remote->wanted = called;
-        store->remote->data = data;
+        store->remote->below.wanted = called;
+        store->remote->below.data = data;
 }
 
 void remote_want(struct remote *remote, bool soon) {
-        if (remote->wanted)
-                remote->wanted(remote->data, soon);
+        below_want(&remote->below, soon);
 }
 
 /* ---- servers --------------------------------------------------------------------------------- */
@@ -72,23 +73,14 @@ static void tell_all(struct remote *remote) {
                 tell_below(space);
 }
 
-/* Sweeps all spaces again, for blocks that were not written while servers were away. */
-static void look_at_all(struct remote *remote) {
-        for (struct space *space = NULL; (space = store_space_after(remote->store, space));) {
-                remote_space_of(space)->changes = UINT64_MAX;
-                space_is_busy(space);
-        }
-}
-
 static void store_ends(struct store *store) {
         struct remote *remote = STEAL(store->remote);
 
         if (!remote)
                 return;
-        pulls_end_all(remote, false);
-        if (remote->carry)
-                carry_close(remote->carry, store);
-        free(remote->carry);
+        if (remote->below.carry)
+                carry_close(remote->below.carry, store);
+        free(remote->below.carry);
         free(remote);
 }
 
@@ -104,10 +96,10 @@ void store_remote_servers(struct store *store, uint32_t servers, uint32_t away, 
         snprintf(remote->info.why, sizeof remote->info.why, "%s", away ? why : "");
         tell_all(remote);
         if (remote->state == STORE_REMOTE_AWAY) {
-                pulls_end_all(remote, remote->asked);
+                fetches_miss(&remote->below, NULL);
         } else if (fewer) {
                 remote->epoch++;
-                look_at_all(remote);
+                below_changes(&remote->below); /* nothing was written while they were away */
         }
 }
 
@@ -118,6 +110,8 @@ void store_remote_get_info(const struct store *store, struct store_remote_info *
         if (!remote)
                 return;
         *ret = remote->info;
+        ret->fetches = remote->below.n_fetches;
+        ret->queue = remote->below.queue;
         ret->state = remote->state;
 }
 
@@ -149,30 +143,9 @@ struct remote *remote_for(const struct space *space) {
         bool right = remote &&
                      (remote->state == STORE_REMOTE_ON || remote->state == STORE_REMOTE_PARTLY) &&
                      space_block_bytes(space) <= KVD_REMOTE_MOST &&
-                     (!remote->carry || kvd_places(space_index(space)));
+                     (!remote->below.carry || kvd_places(space_index(space)));
 
         return right ? remote : NULL;
-}
-
-/* If blocks have changed, the space is swept when no request is outstanding. */
-static bool idle(struct space *space) {
-        struct remote_space *rs = remote_space_of(space);
-        struct remote *remote = remote_for(space);
-        uint64_t changes = remote ? carry_changes(remote->carry, space) : 0;
-
-        if (!remote || rs->changes == changes)
-                return false;
-        rs->changes = changes;
-        rs->looked = 0;
-        if (!rs->unswept)
-                remote_want(remote, false);
-        rs->unswept = true;
-        return false;
-}
-
-static void attachment_ends(struct attachment *a) {
-        if (space_store(a->space)->remote)
-                pulls_end(space_store(a->space)->remote, a->space, a);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -206,7 +179,7 @@ void remote_begin_question(struct remote *remote, enum store_remote_ask what, st
         q->space = space;
         q->n = 0;
         q->behind = (struct kvd_key){0};
-        q->checksums = remote->carry && what == STORE_REMOTE_GET;
+        q->checksums = remote->below.carry && what == STORE_REMOTE_GET;
         q->tenant = domain->remote_prefix[0] ? domain->remote_prefix : domain->name;
         memset(&q->content, 0, sizeof q->content);
         memcpy(&q->content.geometry, space_geometry(space), sizeof q->content.geometry);
@@ -214,16 +187,20 @@ void remote_begin_question(struct remote *remote, enum store_remote_ask what, st
                 snprintf(q->content.space, sizeof q->content.space, "%s", space_name(space));
 }
 
-bool remote_question_is_full(const struct remote *remote) {
+static bool is_full(const struct below *b) {
+        const struct remote *remote = remote_of(b);
         const struct kvd_index *ix = space_index(remote->question.space);
         uint32_t n = remote->question.n;
 
-        return n == KVD_REMOTE_ITEMS || (n + 1) * ix->geometry.block_tokens > KVD_REMOTE_TOKENS ||
+        return remote->looking || n == KVD_REMOTE_ITEMS ||
+               (n + 1) * ix->geometry.block_tokens > KVD_REMOTE_TOKENS ||
                (n && (n + 1) * ix->block_bytes > KVD_REMOTE_BYTES);
 }
 
-bool remote_may_begin(struct remote *remote, struct space *space) {
-        if (!remote->carry || carry_may_begin(remote->carry, space))
+bool remote_may_begin(struct below *b, struct space *space) {
+        struct remote *remote = remote_of(b);
+
+        if (!remote->below.carry || carry_may_begin(remote->below.carry, space))
                 return true;
         remote_want(remote, true);
         return false;
@@ -232,7 +209,7 @@ bool remote_may_begin(struct remote *remote, struct space *space) {
 bool remote_has_room(const struct remote *remote) {
         const struct space *space = remote->question.space;
 
-        while (remote->carry && !carry_has_room(remote->carry, space))
+        while (remote->below.carry && !carry_has_room(remote->below.carry, space))
                 if (!host_gives_way(remote->store->file, space))
                         return false;
         return true;
@@ -241,37 +218,50 @@ bool remote_has_room(const struct remote *remote) {
 void remote_question_add(struct remote *remote, const struct store_remote_item *item) {
         struct store_remote_question *q = &remote->question;
 
-        block_hold(q->space, kvd_ref_id(item->block));
-        if (remote->carry && !q->n)
-                carry_begin(remote->carry, q->space);
-        if (remote->carry)
-                carry_add(remote->carry, item->block);
+        if (remote->below.carry && !q->n)
+                carry_begin(remote->below.carry, q->space);
+        if (remote->below.carry)
+                carry_add(remote->below.carry, item->block);
         q->items[q->n++] = *item;
 }
 
-/* Fetches come first, but writes have a turn after BRING_IN_A_ROW of their requests. */
-static bool plan(struct remote *remote, bool *later) {
-        bool may_push = remote->pulls_in_a_row >= BRING_IN_A_ROW;
-
-        if (may_push)
-                remote->pulls_in_a_row = 0;
-        if (may_push && push_next(remote, later))
-                return true;
-        if (pull_next(remote, later)) {
-                remote->pulls_in_a_row++;
-                return true;
-        }
-        return !remote->pulls.first && !may_push && push_next(remote, later);
+static struct below_space *state(const struct space *space) {
+        return &remote_space_of(space)->below;
 }
+
+static bool serves(const struct below *b, const struct space *space) {
+        return remote_for(space);
+}
+
+static void end_read(struct below *b) {
+}
+
+const struct below_ops remote_below = {.state = state,
+                                       .serves = serves,
+                                       .may_begin = remote_may_begin,
+                                       .is_full = is_full,
+                                       .find = remote_find,
+                                       .ask_names = remote_ask_names,
+                                       .begin_read = remote_begin_read,
+                                       .may_read = remote_may_read,
+                                       .add_read = remote_add_read,
+                                       .end_read = end_read,
+                                       .was_read = remote_was_read,
+                                       .begin_write = remote_begin_write,
+                                       .has = remote_has,
+                                       .add_write = remote_add_write,
+                                       .add_prefix = remote_add_prefix,
+                                       .end_write = remote_end_write,
+                                       .note = remote_note_name};
 
 /* A PUT's blocks are copied to host memory by a worker first, if the pool is on a GPU. */
 static const struct store_remote_question *make_question(struct remote *remote, bool *later) {
-        remote->asked = plan(remote, later);
+        remote->asked = below_next(&remote->below, later);
         remote->asked_ns = sys_now_ns();
-        if (!remote->asked && remote->carry)
-                *later |= carry_shrink(remote->carry);
-        if (remote->asked && remote->carry && remote->question.what == STORE_REMOTE_PUT)
-                carry_down(remote->carry);
+        if (!remote->asked && remote->below.carry)
+                *later |= carry_shrink(remote->below.carry);
+        if (remote->asked && remote->below.carry && remote->question.what == STORE_REMOTE_PUT)
+                carry_down(remote->below.carry);
         else if (remote->asked)
                 return &remote->question;
         return NULL;
@@ -293,7 +283,8 @@ const struct store_remote_question *store_remote_next(struct store *store, bool 
 int store_remote_memory(struct store *store, uint32_t item, uint64_t *offset) {
         const struct store_remote_question *q = &store->remote->question;
 
-        return carry_memory(store->remote->carry, item, q->space, q->items[item].block, offset);
+        return carry_memory(store->remote->below.carry, item, q->space, q->items[item].block,
+                            offset);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -327,29 +318,29 @@ void store_remote_refused(struct store *store, uint32_t n, const char *refusal) 
 /* ---- answers --------------------------------------------------------------------------------- */
 
 static void end_question(struct remote *remote) {
-        if (remote->carry)
-                carry_end(remote->carry);
+        if (remote->below.carry)
+                carry_end(remote->below.carry);
         remote->asked = remote->ready = false;
         remote->question.n = 0;
 }
 
 void store_remote_found(struct store *store, const struct kvd_key *names, uint32_t n) {
         store->remote->asked = false;
-        (store->remote->looking ? push_found : pull_found)(store->remote, names, n);
+        (store->remote->looking ? remote_prefix_found : remote_named)(store->remote, names, n);
 }
 
 static void got(struct remote *remote, const int32_t *errors, uint32_t n) {
         remote->info.read_ns += sys_now_ns() - remote->asked_ns;
         remote->asked = false;
-        pull_done(remote, errors, n);
+        bring_done(&remote->below, errors, n);
         end_question(remote);
 }
 
 /* A worker copies the blocks to the GPU. False: there are none, or the space is gone. */
 static bool carry_got(struct remote *remote, const int32_t *errors, const uint64_t *checksums,
                       uint32_t n) {
-        return remote->carry && remote->carry->space &&
-               carry_up_written(remote->carry, errors, checksums, n);
+        return remote->below.carry && remote->below.carry->space &&
+               carry_up_written(remote->below.carry, errors, checksums, n);
 }
 
 void store_remote_got(struct store *store, const int32_t *errors, const uint64_t *checksums,
@@ -363,7 +354,7 @@ void store_remote_put(struct store *store, const struct kvd_key *names, const in
         struct remote *remote = store->remote;
 
         remote->info.write_ns += sys_now_ns() - remote->asked_ns;
-        push_done(remote, names, errors, n);
+        remote_written(remote, names, errors, n);
         end_question(remote);
 }
 
@@ -379,7 +370,7 @@ static void lost(struct remote *remote) {
 void store_remote_lost(struct store *store) {
         struct remote *remote = store->remote;
 
-        if (!remote->asked || (remote->carry && carry_is_under_way(remote->carry)))
+        if (!remote->asked || (remote->below.carry && carry_is_under_way(remote->below.carry)))
                 return;
         remote_failed(remote, -ECANCELED);
         lost(remote);
@@ -389,22 +380,22 @@ void store_remote_lost(struct store *store) {
 
 /* If all blocks have arrived in host memory, the request is sent to the servers next. */
 static void carried_down(struct remote *remote, bool failed) {
-        struct remote_space *rs = remote_space_of(remote->carry->space);
+        struct remote_space *rs = remote_space_of(remote->below.carry->space);
 
-        if (carry_is_whole(remote->carry)) {
+        if (carry_is_whole(remote->below.carry)) {
                 remote->asked = false;
                 remote->ready = true;
                 return;
         }
-        rs->unswept = rs->unswept || failed; /* the worker failed: sweep the blocks again */
-        rs->looked = failed ? 0 : rs->looked;
+        if (failed)
+                sweep_again(&rs->below); /* the worker failed, not the servers */
         lost(remote);
 }
 
 static void carried_up(struct remote *remote) {
-        for (uint32_t i = 0; i < remote->carry->n; i++)
-                remote->errors[i] = remote->carry->items[i].error;
-        got(remote, remote->errors, remote->carry->n);
+        for (uint32_t i = 0; i < remote->below.carry->n; i++)
+                remote->errors[i] = remote->below.carry->items[i].error;
+        got(remote, remote->errors, remote->below.carry->n);
 }
 
 static void carried(struct carry *carry, bool failed) {
@@ -425,20 +416,17 @@ static void space_leaves(struct space *space) {
 
         if (!remote)
                 return;
-        pulls_end(remote, space, NULL);
         if (remote->question.space == space)
                 remote->question.space = NULL;
-        if (!remote->carry || remote->carry->last != space)
+        if (!remote->below.carry || remote->below.carry->last != space)
                 return;
-        waits = remote->ready || carry_is_under_way(remote->carry);
-        carry_forget(remote->carry);
+        waits = remote->ready || carry_is_under_way(remote->below.carry);
+        carry_forget(remote->below.carry);
         if (waits)
                 lost(remote);
 }
 
 const struct hooks remote_hooks = {.space_begins = space_begins,
-                                   .idle = idle,
                                    .space_leaves = space_leaves,
                                    .space_ends = space_ends,
-                                   .store_ends = store_ends,
-                                   .attachment_ends = attachment_ends};
+                                   .store_ends = store_ends};

@@ -96,11 +96,11 @@ START_TEST(large_pages_that_are_free_by_now_are_left_alone) {
         kill_daemon();
         open_daemon();
         store->config.pages = STORE_PAGES_AUTO;
-        store->huge = true;
-        store->page_bytes = UINT64_C(2) << 20;
+        store->pages.huge = true;
+        store->pages.bytes = UINT64_C(2) << 20;
         adopt();
-        ck_assert(!store->huge);
-        ck_assert_uint_eq(store->page_bytes, sys_page_bytes());
+        ck_assert(!store->pages.huge);
+        ck_assert_uint_eq(store->pages.bytes, sys_page_bytes());
         space = space_again("s");
         ck_assert_ptr_nonnull(space);
         ck_assert_uint_eq(found(space, &chain), CHAIN);

@@ -156,7 +156,7 @@ static int64_t fetch(struct attachment *a, uint32_t number) {
         unknown[0] += number; /* a chain that exists nowhere */
         if (!files)
                 q.tokens = unknown;
-        r = files ? space_fetch(a, &q, &fd) : space_fetch_remote(a, &q, &fd);
+        r = space_fetch(a, &q, &fd);
         ck_assert_int_eq(fd >= 0, r >= 0);
         return r;
 }

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/file/bring.h"
+#include "store/below/bring.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 #include "tests/store/adopting.h"

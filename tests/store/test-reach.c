@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "store/file/bring.h"
+#include "store/below/bring.h"
 #include "store/file/volume.h"
 #include "store/file_tier.h"
 #include "store/remote_tier.h"
@@ -135,8 +135,7 @@ static void fetch_all(void) {
                 q.behind = at.leaf;
                 q.tokens = tokens + at.depth * BT;
                 q.n_tokens = MIN((BLOCKS - at.depth) * BT, KVD_FETCH_TOKENS);
-                ck_assert_int_ge(files ? space_fetch(a, &q, &fd) : space_fetch_remote(a, &q, &fd),
-                                 0);
+                ck_assert_int_ge(space_fetch(a, &q, &fd), 0);
                 serve();
         } while (fetched > before);
         ck_assert_int_eq(fd, -1);

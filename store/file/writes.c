@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writing blocks to the file. A hand goes round a space's blocks and picks those that are admitted
- * (admit.c), together with the blocks before them, when the disk is idle. A bidirectional prefix is
- * picked by its last block.
+ * What the sweep (store/below/sweep.c) writes to the file: a record for each block, after that of
+ * its parent.
  */
 
 #include <errno.h>
@@ -12,15 +11,11 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 #include "store/account.h"
+#include "store/below/admit.h"
 #include "store/cache/inside.h"
-#include "store/file/admit.h"
 #include "store/file/file.h"
 
-#define LOOKS 2048u      /* blocks looked at in one call */
-#define ALL_LOOKS 16384u /* the same while all blocks are demoted: their uses do not matter */
-#define PATH 1024u       /* maximum length of a path: a block and those before it */
-
-uint64_t demote_most(const struct file *file, const struct space *space) {
+uint64_t file_most(const struct file *file, const struct space *space) {
         uint64_t pool = file->store->config.pool_bytes, quota = space_domain(space)->config.quota;
 
         if (!quota || quota >= pool)
@@ -30,46 +25,10 @@ uint64_t demote_most(const struct file *file, const struct space *space) {
 
 /* All blocks of the space are to be demoted (kvctl evict --to file). */
 static bool is_wanted(const struct space *space) {
-        return file_space_of(space)->all == ALL_UNDER_WAY;
+        return file_space_of(space)->below.all;
 }
 
-/* ---- its disk -------------------------------------------------------------------------------- */
-
-static bool takes_more(const struct file *file) {
-        return !catalog_is_off(&file->catalog) && !file->catalog.closed;
-}
-
-/* False: the disk takes no request now. */
-static bool begin_question(struct file *file, struct space *space) {
-        bool may = file_is_idle(file) && !file->disk.awaited && host_may_begin(file, space);
-
-        if (may)
-                file_begin_question(file, STORE_DISK_WRITE, space);
-        return may;
-}
-
-/* True: there is a request. */
-static bool end_question(struct file *file) {
-        bool any = file_is_idle(file) && file->disk.question.n;
-
-        file->catalog.closed = false;
-        if (any)
-                file_question_ready(file);
-        return any;
-}
-
-/* May the block be taken later, when the disk is not busy or has freed host memory? */
-static bool is_busy(const struct file *file) {
-        return file->disk.state == STORE_DISK_ON && !file->disk.hangs &&
-               (file->catalog.closed || (file->host && file->disk.question.n));
-}
-
-static bool is_being_written(const struct file *file, const struct space *space) {
-        const struct file_disk *d = &file->disk;
-
-        return (d->asked || d->ready) && d->question.space == space && d->question.n &&
-               d->question.what == STORE_DISK_WRITE;
-}
+/* ---- records --------------------------------------------------------------------------------- */
 
 /* A place for a record. busy keeps its parent, at up, from being evicted for it. */
 static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number,
@@ -82,15 +41,13 @@ static uint32_t take_place(struct file *file, const struct space *space, uint32_
         if (!file->host || host_has_room(file, space))
                 place = catalog_take(&file->catalog,
                                      file_slot_bytes(space_block_bytes(space), n_tokens), number,
-                                     demote_most(file, space),
+                                     file_most(file, space),
                                      is_wanted(space) ? file_space_of(space)->since_ns :
                                                         UINT64_MAX);
         if (parent)
                 parent->busy--;
         return place;
 }
-
-/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* While all blocks are demoted, records that exist already are not evicted for new ones. */
 static void keep(struct file *file, const struct space *space, uint32_t place) {
@@ -104,12 +61,11 @@ static void enter(struct file *file, struct space *space, uint32_t id, uint32_t 
 
         catalog_enter(&file->catalog, place, key, label, up, file_space_of(space)->number);
         file_note_record(space, id, place, label->sequence);
-        block_hold(space, id);
+        below_hold(&file->below, space, block_ref(space, id));
         file_question_add(file, &(struct store_disk_item){.place = place,
                                                           .label = *label,
                                                           .block = block_ref(space, id),
                                                           .tokens = desc->tokens});
-        file->catalog.closed = file_question_is_full(file);
 }
 
 static struct kvd_label label_of(struct file *file, struct space *space, uint32_t id,
@@ -134,8 +90,8 @@ static void note(struct file *file, struct space *space, uint32_t id, uint32_t p
  * Does the block have a record already? In a bidirectional space a record with its tag belongs to
  * another prefix, with the same tokens in this block. It is dropped, since the new record hides it.
  */
-static bool plan_none(struct file *file, struct space *space, uint32_t id, uint32_t up,
-                      uint64_t tag) {
+static bool has_record(struct file *file, struct space *space, uint32_t id, uint32_t up,
+                       uint64_t tag) {
         uint32_t place = catalog_find(&file->catalog, tag);
         const struct catalog_entry *e = &file->catalog.entries[place];
 
@@ -153,9 +109,9 @@ static bool plan_none(struct file *file, struct space *space, uint32_t id, uint3
 
 /*
  * Gives the block a record after its parent's, unless there is one already. -EAGAIN: the disk has
- * enough to do; -ENOSPC: there is no room.
+ * enough to do, or will free host memory; -ENOSPC: there is no room.
  */
-static int plan(struct file *file, struct space *space, uint32_t id, uint64_t root) {
+static int add(struct file *file, struct space *space, uint32_t id, uint64_t root) {
         const struct kvd_desc *desc = block_desc(space, id);
         struct kvd_label label = label_of(file, space, id, root);
         uint32_t up = CATALOG_NOWHERE, place;
@@ -166,12 +122,12 @@ static int plan(struct file *file, struct space *space, uint32_t id, uint64_t ro
                 label.parent = file->catalog.entries[up].sequence;
         }
         key = file_key(file->head.super.secret, &label, desc->tokens);
-        if (plan_none(file, space, id, up, key.tag))
+        if (has_record(file, space, id, up, key.tag))
                 return 0;
-        if (!takes_more(file))
+        if (file_question_is_full(file))
                 return -EAGAIN;
         place = take_place(file, space, up, file_space_of(space)->number, desc->n_tokens);
-        if (place == CATALOG_NOWHERE && is_busy(file))
+        if (place == CATALOG_NOWHERE && file->host && file->disk.question.n)
                 return -EAGAIN;
         if (place == CATALOG_NOWHERE) {
                 file_space_of(space)->left++;
@@ -182,26 +138,8 @@ static int plan(struct file *file, struct space *space, uint32_t id, uint64_t ro
         return 0;
 }
 
-/* The block, and before it those that have no record. -EPERM: cannot be written now; or as plan. */
-static int plan_path(struct file *file, struct space *space, uint32_t id, uint32_t *looks) {
-        uint32_t path[PATH], n = 0;
-        int r = 0;
-
-        while (id != NONE && n < PATH && file_record_of(file, space, id) == CATALOG_NOWHERE) {
-                if (!admit_can_be_written(space, id))
-                        return -EPERM;
-                path[n++] = id;
-                id = block_of(space, id)->parent;
-        }
-        *looks += n;
-        if (n == PATH && id != NONE && file_record_of(file, space, id) == CATALOG_NOWHERE)
-                return -EPERM;
-        while (n && r == 0) {
-                uint32_t next = path[--n];
-
-                r = plan(file, space, next, block_desc(space, next)->root);
-        }
-        return r;
+int file_add_write(struct below *b, struct space *space, uint32_t id) {
+        return add(file_of(b), space, id, block_desc(space, id)->root);
 }
 
 /* ---- bidirectional prefixes ------------------------------------------------------------------ */
@@ -263,7 +201,8 @@ static void pass_written(const struct file *file, const struct space *space, str
  * seems to have the whole prefix, by its hashes, it is not written again, but no new record is added
  * after those that only the hashes found. So prefixes with equal hashes cost each other a miss.
  */
-static int plan_prefix(struct file *file, struct space *space, uint32_t last, uint32_t *looks) {
+int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks) {
+        struct file *file = file_of(b);
         uint32_t n, there = CATALOG_NOWHERE;
         struct prefix p;
         int r = 0;
@@ -280,59 +219,13 @@ static int plan_prefix(struct file *file, struct space *space, uint32_t last, ui
                 return 0;
         }
         while (p.n && r == 0) {
-                r = plan(file, space, p.path[p.n - 1], p.root);
+                r = add(file, space, p.path[p.n - 1], p.root);
                 p.n -= r == 0;
         }
         return r;
 }
 
-static void look_at(struct file *file, struct space *space, uint32_t *looks, uint32_t *reads) {
-        struct file_space *fs = file_space_of(space);
-        uint32_t id = fs->hand;
-
-        fs->hand = id + 1 < space_ids(space) ? id + 1 : 0;
-        fs->looked++;
-        file_forget_stale(file, space, id);
-        fs->no_return += is_wanted(space) && admit_can_be_written(space, id) &&
-                         !admit_can_return(space, id);
-        if (!admit_can_lead(space, id))
-                return;
-        keep(file, space, file_record_of(file, space, id));
-        if (file_record_of(file, space, id) != CATALOG_NOWHERE ||
-            !(is_wanted(space) || admit_block(space, id, file->config.depth, reads)))
-                return;
-        if ((space_finds_whole(space) ? plan_prefix : plan_path)(file, space, id, looks) ==
-            -EAGAIN) {
-                fs->hand = id; /* the next requests continue with the same block */
-                fs->looked--;
-                *looks = UINT32_MAX;
-        }
-}
-
-/* A round through all blocks has ended. A round that demoted all is followed by a normal one. */
-static void end_round(struct space *space) {
-        struct file_space *fs = file_space_of(space);
-
-        fs->unswept = is_wanted(space);
-        if (fs->unswept)
-                fs->all = ALL_DONE;
-        fs->looked = 0;
-}
-
-static bool sweep(struct file *file, struct space *space) {
-        struct file_space *fs = file_space_of(space);
-        uint32_t reads = KVD_PIN_READS, most = is_wanted(space) ? ALL_LOOKS : LOOKS;
-        bool any;
-
-        for (uint32_t looks = 0;
-             looks < most && reads && takes_more(file) && fs->looked < space_ids(space);
-             looks += looks < UINT32_MAX)
-                look_at(file, space, &looks, &reads);
-        any = end_question(file);
-        if (fs->looked >= space_ids(space) && !is_being_written(file, space))
-                end_round(space); /* else it ends after the answer */
-        return any;
-}
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* Gives the space a namespace, which is a precondition for records. */
 static void make_name(struct file *file, struct space *space) {
@@ -354,21 +247,69 @@ static void make_name(struct file *file, struct space *space) {
         file_want(file, true);
 }
 
-static bool try_space(struct file *file, struct space *space) {
+int file_begin_write(struct below *b, struct space *space) {
+        struct file *file = file_of(b);
         int number = file_space_number(file, space);
 
         if (number < 0 || !file->catalog.spaces[number].epoch) {
                 make_name(file, space);
-                return false;
+                return 0;
         }
         file->catalog.spaces[number].owner = space_domain(space);
         if (is_wanted(space))
                 file_want(file, true); /* even if this piece finds nothing */
-        if (begin_question(file, space))
-                return sweep(file, space);
-        file->turn = space_number(space); /* retry this space next time */
-        return true;
+        if (!file_is_idle(file) || !host_may_begin(file, space))
+                return -EAGAIN;
+        file_begin_question(file, STORE_DISK_WRITE, space);
+        return 1;
 }
+
+bool file_end_write(struct below *b) {
+        struct file *file = file_of(b);
+
+        if (file->disk.question.n)
+                file_question_ready(file);
+        return file->disk.question.n;
+}
+
+void file_passes(struct below *b, struct space *space, uint32_t id) {
+        struct file *file = file_of(b);
+
+        file_forget_stale(file, space, id);
+        if (!is_wanted(space) || !admit_can_be_written(space, id))
+                return;
+        file_space_of(space)->no_return += !admit_can_return(space, id);
+        if (admit_can_lead(space, id))
+                keep(file, space, file_record_of(file, space, id));
+}
+
+void file_end_round(struct below *b, struct space *space, bool all) {
+        file_space_of(space)->all_done |= all;
+}
+
+void file_written(struct file *file, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disk.question;
+
+        below_let_go(&file->below);
+        for (uint32_t i = 0; i < q->n; i++) {
+                uint32_t place = (uint32_t)q->items[i].place;
+                int error = i < n ? errors[i] : -ECANCELED;
+                bool written = !error;
+
+                file_count_error(&file->disk.count, error);
+                if (!written && q->space)
+                        file_space_of(q->space)->left++;
+                if (!written) {
+                        (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
+                        continue;
+                }
+                catalog_written(&file->catalog, place);
+                file->disk.count.written_bytes +=
+                        file->catalog.extents[place / FILE_SLOTS].slot_bytes;
+        }
+}
+
+/* ---- kvctl evict --to file ------------------------------------------------------------------- */
 
 static int refuse_demotion(struct space *space) {
         return store_refuse(
@@ -383,10 +324,10 @@ int space_demote(struct space *space) {
 
         if (!file)
                 return refuse_demotion(space);
-        fs->all = ALL_UNDER_WAY;
+        fs->below.all = true;
+        fs->all_done = false;
         fs->since_ns = sys_now_ns();
-        fs->unswept = true;
-        fs->looked = 0;
+        sweep_again(&fs->below);
         fs->left = fs->no_return = 0;
         file_want(file, true);
         return 1;
@@ -398,9 +339,9 @@ int space_demoted(struct space *space, uint64_t *no_return) {
         *no_return = 0;
         if (!file_for(space))
                 return refuse_demotion(space);
-        if (fs->all == ALL_NOT) /* the previous daemon got the call */
+        if (!fs->below.all && !fs->all_done) /* the previous daemon got the call */
                 return space_demote(space);
-        if (fs->all != ALL_DONE)
+        if (fs->below.all)
                 return 1;
         if (fs->left)
                 return store_refuse(space_store(space), -ENOSPC,
@@ -408,41 +349,4 @@ int space_demoted(struct space *space, uint64_t *no_return) {
                                     (unsigned long long)fs->left);
         *no_return = fs->no_return;
         return 0;
-}
-
-void demote_next(struct file *file, bool *later) {
-        uint32_t n = file_is_idle(file) ? MIN(store_spaces(file->store), 64) : 0;
-
-        for (uint32_t i = 0; i < n; i++) {
-                struct space *space = store_space_in_turn(file->store, &file->turn);
-
-                if (file_for(space) != file || !file_space_of(space)->unswept)
-                        continue;
-                *later = true;
-                if (try_space(file, space))
-                        return;
-        }
-}
-
-void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
-        struct store_disk_question *q = &file->disk.question;
-
-        for (uint32_t i = 0; i < q->n; i++) {
-                uint32_t place = (uint32_t)q->items[i].place;
-                int error = i < n ? errors[i] : -ECANCELED;
-                bool written = !error;
-
-                if (q->space)
-                        block_let_go(q->space, kvd_ref_id(q->items[i].block));
-                file_count_error(&file->disk.count, error);
-                if (!written && q->space)
-                        file_space_of(q->space)->left++;
-                if (!written) {
-                        (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
-                        continue;
-                }
-                catalog_written(&file->catalog, place);
-                file->disk.count.written_bytes +=
-                        file->catalog.extents[place / FILE_SLOTS].slot_bytes;
-        }
 }

@@ -8,7 +8,7 @@
 
 #include "ipc/base/enums.h"
 #include "store/cache/inside.h"
-#include "store/file/admit.h"
+#include "store/below/admit.h"
 
 bool admit_can_be_written(const struct space *space, uint32_t id) {
         const struct block *b = block_of(space, id);
