@@ -160,6 +160,9 @@ struct fetch_request {
         uint64_t salt;
         const uint32_t *tokens; /* those behind `behind` */
         kvd_ref behind;         /* causal: a block of the chain, or KVD_ROOT */
+        /* bidirectional: tokens of the prefix in the client's requests right before this one */
+        uint32_t before;
+        bool more; /* the prefix goes on in the next request: nothing is fetched yet */
 };
 
 /*
@@ -167,7 +170,7 @@ struct fetch_request {
  * has any of it. Returns the number of tokens that will be resident, as far as is known: servers
  * are only asked then. *fd becomes readable when the fetch has ended, successfully or not, and is
  * owned by the store until then; -1: nothing to wait for. -EBUSY: too many fetches are under way. -ESTALE: the block behind which tokens are
- * fetched is not resident, or is of another chain.
+ * fetched is not resident, or is of another chain; or the tokens before are not there.
  */
 int64_t space_fetch(struct attachment *attachment, const struct fetch_request *q, int *fd);
 

@@ -11,7 +11,7 @@
 #include "ipc/base/util.h"
 
 static_assert(KVD_MOST_fetch_tokens == KVD_FETCH_TOKENS * sizeof(uint32_t),
-              "a request holds all tokens that a fetch can load");
+              "a request holds all tokens that a fetch of a causal chain can load");
 
 /* pinned: the view of the chain that the request continues, or NULL. */
 static int ask(struct kvd_space *space, const struct view *pinned, struct kvd_msg_fetch *request,
@@ -79,6 +79,39 @@ static int64_t fetch_rest(struct kvd_space *space, uint32_t group, uint64_t salt
                        fetch_chain(space, group, salt, tokens, MIN(n_tokens, KVD_FETCH_TOKENS), fd);
 }
 
+/* Sends the tokens of a long bidirectional prefix, as much at a time as a request holds. */
+static int64_t send_parts(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
+                          uint32_t n_tokens, int *fd) {
+        struct kvd_msg_fetch_reply reply = {0};
+        int r = 0;
+
+        for (uint32_t at = 0, n; r == 0 && at < n_tokens; at += n) {
+                n = MIN(n_tokens - at, KVD_FETCH_TOKENS);
+                r = ask(space, NULL,
+                        &(struct kvd_msg_fetch){.group = group,
+                                                .tokens = {tokens + at,
+                                                           n * (uint32_t)sizeof *tokens},
+                                                .before = at,
+                                                .more = at + n < n_tokens},
+                        &reply, fd);
+        }
+        return r < 0 ? r : (int64_t)reply.tokens;
+}
+
+/* Once more, if the daemon was replaced between two parts. */
+static int64_t fetch_in_parts(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
+                              uint32_t n_tokens, int *fd) {
+        int64_t r = handle_lock(space->handle);
+
+        if (r < 0)
+                return r;
+        r = send_parts(space, group, tokens, n_tokens, fd);
+        if (r == -ESTALE)
+                r = send_parts(space, group, tokens, n_tokens, fd);
+        handle_unlock(space->handle);
+        return r;
+}
+
 int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd) {
         *fd = -1;
@@ -90,8 +123,10 @@ int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const 
                 return client_fail(-EINVAL,
                                    "salts are for causal spaces: a bidirectional prefix is "
                                    "found by all of its tokens");
-        if (space->options.kind == KVD_BIDIRECTIONAL && n_tokens > KVD_FETCH_TOKENS)
+        if (space->options.kind == KVD_BIDIRECTIONAL && n_tokens > KVD_WHOLE_TOKENS)
                 return kvd_match(space, group, tokens, n_tokens); /* no tier stores one that long */
+        if (space->options.kind == KVD_BIDIRECTIONAL && n_tokens > KVD_FETCH_TOKENS)
+                return fetch_in_parts(space, group, tokens, n_tokens, fd);
         return (is_long(space, n_tokens) ? fetch_rest : fetch_chain)(space, group, salt, tokens,
                                                                      n_tokens, fd);
 }

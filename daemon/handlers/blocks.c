@@ -206,7 +206,9 @@ int handle_fetch(struct client *c, const struct kvd_msg *request, struct call *c
         struct fetch_request fetch = {.group = request->fetch.group,
                                       .salt = request->fetch.salt,
                                       .tokens = c->server->scratch->tokens,
-                                      .behind = request->fetch.behind};
+                                      .behind = request->fetch.behind,
+                                      .before = request->fetch.before,
+                                      .more = request->fetch.more};
         int64_t n = array_of_tokens(c, request->fetch.tokens), r;
         int fd;
 

@@ -8,6 +8,7 @@
 #include "store/below/below.h"
 
 #include "store/below/bring.h"
+#include "store/below/prefix.h"
 #include "store/tier/carry.h"
 #include "store/hooks.h"
 
@@ -96,6 +97,7 @@ static void space_leaves(struct space *space) {
 }
 
 static void attachment_ends(struct attachment *a) {
+        prefix_free(a);
         for (struct below *b = space_store(a->space)->below; b; b = b->next)
                 fetches_end(b, a->space, a);
 }

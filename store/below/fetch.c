@@ -15,6 +15,7 @@
 #include "store/account.h"
 #include "store/below/admit.h"
 #include "store/below/bring.h"
+#include "store/below/prefix.h"
 
 #include <sys/eventfd.h>
 
@@ -210,16 +211,12 @@ static int check(const struct space *space, const struct fetch_request *q) {
         return bring_check(space, q);
 }
 
-int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd) {
+static int64_t fetch(struct attachment *a, const struct fetch_request *q, int *fd) {
         struct space *space = a->space;
         struct below_found found = {0};
-        struct chain_at at;
-        int r = check(space, q);
+        struct chain_at at = bring_walk(space, q);
+        int r = 0;
 
-        *fd = -1;
-        if (r < 0)
-                return r;
-        at = bring_walk(space, q);
         for (struct below *b = space_store(space)->below; b && r == 0 && *fd < 0; b = b->next)
                 if (bring_reaches(space, q, &at) && b->ops->find(b, space, q, &at, &found))
                         r = begin(b, a, q, &at, &found, fd);
@@ -229,6 +226,28 @@ int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd
                 at.depth += found.n;
         return (int64_t)MIN((uint64_t)at.depth * space_full_tokens(space, q->group),
                             bring_end_of(space, q));
+}
+
+/* The tokens of a long bidirectional prefix come with several requests. */
+static int64_t fetch_in_parts(struct attachment *a, const struct fetch_request *part, int *fd) {
+        struct fetch_request q = *part;
+        int64_t r = prefix_append(a, &q);
+
+        if (r == 0 && q.more)
+                return 0;
+        if (r == 0)
+                r = fetch(a, &q, fd);
+        prefix_free(a);
+        return r;
+}
+
+int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd) {
+        int r = check(a->space, q);
+
+        *fd = -1;
+        if (r < 0)
+                return r;
+        return (q->before || q->more ? fetch_in_parts : fetch)(a, q, fd);
 }
 
 /* ---- its end --------------------------------------------------------------------------------- */

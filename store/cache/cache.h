@@ -167,6 +167,7 @@ struct attachment {
         uint64_t pinned;             /* blocks that it pinned, by the last round through the pins */
         struct arena *arena;         /* where its new blocks come from */
         struct promises *promises;   /* owned; spaces on a GPU (semaphore.c) */
+        struct prefix *prefix;       /* owned; below/prefix.c; NULL: none */
         struct kvd_list_node waking; /* in store->wakes.waiting */
         struct attachment_kept kept;
         /*

@@ -7,6 +7,7 @@
 
 #include "store/account.h"
 #include "store/check/check.h"
+#include "store/below/prefix.h"
 #include "store/file/file.h"
 #include "store/keep_inside.h"
 #include "store/remote/inside.h"
@@ -40,6 +41,14 @@ static uint64_t n_files(const struct walk *w) {
         return n;
 }
 
+static uint64_t prefixes_bytes(const struct space *s) {
+        uint64_t n = 0;
+
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                n += s->attachments[i] ? prefix_bytes(s->attachments[i]) : 0;
+        return n;
+}
+
 static uint64_t overhead(const struct walk *w) {
         const struct space *s = w->space;
         const struct sequences *all = sequences_of(s);
@@ -48,7 +57,7 @@ static uint64_t overhead(const struct walk *w) {
                n_attachments(s) * kvd_pinpage_bytes(s->ix) + all->n * sizeof(struct sequence) +
                all->n_entries * sequence_entry_bytes(s) + summaries_bytes(s) +
                (s->parts.remote ? remote_space_bytes(s->ix) : 0) + semaphores_bytes(s) +
-               w->audit->fetch_bytes;
+               w->audit->fetch_bytes + prefixes_bytes(s);
 }
 
 static uint64_t kept(const struct space *s) {

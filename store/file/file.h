@@ -74,8 +74,9 @@ struct file { /* the file tier of a store */
         struct file_super super;         /* the superblock of that request */
 
         struct space *owners[FILE_NAMESPACES];     /* by number of the namespace; NULL: deleted */
-        struct below_name names[KVD_FETCH_BLOCKS]; /* scratch: of the fetch that begins */
-        uint32_t prefix[KVD_FETCH_TOKENS];         /* scratch: tokens of a bidirectional prefix */
+        struct below_name names[KVD_WHOLE_BLOCKS]; /* scratch: of the fetch that begins */
+        uint32_t prefix[KVD_WHOLE_TOKENS];         /* scratch: tokens of a bidirectional prefix */
+        uint32_t path[KVD_WHOLE_BLOCKS];           /* scratch: its blocks, the last one first */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
         uint32_t sweep;    /* next place to look at for dead records */

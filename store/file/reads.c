@@ -28,7 +28,9 @@ static uint32_t find_records(struct file *file, struct space *space, const struc
                                   .group = q->group,
                                   .root = root};
 
-        for (; n < KVD_FETCH_BLOCKS && bring_reaches(space, q, &at); at.depth++, tokens += bt) {
+        uint32_t most = space_finds_whole(space) ? KVD_WHOLE_BLOCKS : KVD_FETCH_BLOCKS;
+
+        for (; n < most && bring_reaches(space, q, &at); at.depth++, tokens += bt) {
                 label.n_tokens = tokens_at(space, at.group, at.root, at.depth);
                 place = file_record_behind(file, &label, up, tokens);
                 if (place == CATALOG_NOWHERE)

@@ -144,22 +144,22 @@ int file_add_write(struct below *b, struct space *space, uint32_t id) {
 
 /* ---- bidirectional prefixes ------------------------------------------------------------------ */
 
-struct prefix {
-        uint32_t n, path[KVD_FETCH_BLOCKS]; /* its blocks, the last one first */
-        uint64_t root;                      /* of its records */
+struct path {            /* of a prefix */
+        uint32_t n, *at; /* its blocks, the last one first: file->path */
+        uint64_t root;   /* of its records */
 };
 
 /* Also collects its tokens, in file->prefix. False: some block cannot be written (yet). */
-static bool take_prefix(struct file *file, struct space *space, uint32_t last, struct prefix *ret) {
+static bool take_prefix(struct file *file, struct space *space, uint32_t last, struct path *ret) {
         uint32_t bt = space_block_tokens(space);
 
-        ret->n = 0;
+        *ret = (struct path){.at = file->path};
         for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
                 const struct kvd_desc *desc = block_desc(space, id);
 
-                if (ret->n == KVD_FETCH_BLOCKS || !admit_can_be_written(space, id))
+                if (ret->n == KVD_WHOLE_BLOCKS || !admit_can_be_written(space, id))
                         return false;
-                ret->path[ret->n++] = id;
+                ret->at[ret->n++] = id;
                 memcpy(file->prefix + desc->depth * bt, desc->tokens,
                        desc->n_tokens * sizeof *desc->tokens);
         }
@@ -168,11 +168,11 @@ static bool take_prefix(struct file *file, struct space *space, uint32_t last, s
 }
 
 /* Place of the prefix's last record if the file has all of them, or CATALOG_NOWHERE. */
-static uint32_t find_prefix(struct file *file, struct space *space, const struct prefix *p) {
+static uint32_t find_prefix(struct file *file, struct space *space, const struct path *p) {
         uint32_t place = CATALOG_NOWHERE, bt = space_block_tokens(space);
 
         for (uint32_t i = 0; i < p->n; i++) {
-                struct kvd_label label = label_of(file, space, p->path[p->n - 1 - i], p->root);
+                struct kvd_label label = label_of(file, space, p->at[p->n - 1 - i], p->root);
 
                 place = file_record_behind(file, &label, place, file->prefix + i * bt);
                 if (place == CATALOG_NOWHERE)
@@ -182,12 +182,12 @@ static uint32_t find_prefix(struct file *file, struct space *space, const struct
 }
 
 /* Removes the first blocks as long as each has a record that follows the one before it. */
-static void pass_written(const struct file *file, const struct space *space, struct prefix *p) {
+static void pass_written(const struct file *file, const struct space *space, struct path *p) {
         const struct catalog_entry *entries = file->catalog.entries;
         uint64_t before = 0;
 
         for (; p->n; p->n--) {
-                uint32_t place = file_record_of(file, space, p->path[p->n - 1]);
+                uint32_t place = file_record_of(file, space, p->at[p->n - 1]);
 
                 if (place == CATALOG_NOWHERE || entries[place].parent != before)
                         break;
@@ -204,7 +204,7 @@ static void pass_written(const struct file *file, const struct space *space, str
 int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks) {
         struct file *file = file_of(b);
         uint32_t n, there = CATALOG_NOWHERE;
-        struct prefix p;
+        struct path p;
         int r = 0;
 
         if (!take_prefix(file, space, last, &p))
@@ -219,7 +219,7 @@ int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_
                 return 0;
         }
         while (p.n && r == 0) {
-                r = add(file, space, p.path[p.n - 1], p.root);
+                r = add(file, space, p.at[p.n - 1], p.root);
                 p.n -= r == 0;
         }
         return r;

@@ -53,7 +53,7 @@ bool remote_find(struct below *b, struct space *space, const struct fetch_reques
         struct remote *remote = remote_for(space);
         struct kvd_key behind;
 
-        if (!remote)
+        if (!remote || (space_finds_whole(space) && !kvd_fetch_takes_at_once(q->n_tokens, bt)))
                 return false;
         before = unnamed(remote, space, q, &behind);
         if (before == NONE)

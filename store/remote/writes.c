@@ -92,8 +92,11 @@ static void look_for(struct remote *remote, struct space *space, uint32_t last) 
  * known. 1: yes; 0: no; -EPERM: some block cannot be written (yet).
  */
 static int must_look(const struct remote *remote, const struct space *space, uint32_t last) {
+        const struct kvd_desc *desc = block_desc(space, last);
         uint32_t first = NONE;
 
+        if (!kvd_fetch_takes_at_once(desc->root, space_full_tokens(space, desc->group)))
+                return -EPERM;
         for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
                 if (remote_has(&remote->below, space, id))
                         return 0;

@@ -3,7 +3,9 @@
 /* A tier below the pool takes exactly those blocks of a chain that fetches can bring back. */
 
 #include <errno.h>
+#include <unistd.h>
 
+#include "ipc/base/key.h"
 #include "store/below/bring.h"
 #include "store/file/volume.h"
 #include "store/file_tier.h"
@@ -111,6 +113,10 @@ static void seal_chain(uint32_t n_tokens, uint32_t first) {
                 r = space_allocate(a, n - made, refs + made);
                 ck_assert_int_gt(r, 0);
         }
+        if (space_finds_whole(space)) {
+                q.root = n_tokens;
+                q.prefix_key = kvd_key_prefix(space_index(space), tokens, n_tokens);
+        }
         ck_assert_int_eq(space_seal(a, &q, refs), 0);
 }
 
@@ -202,6 +208,98 @@ START_TEST(tokens_are_fetched_behind_a_block_of_their_chain) {
 }
 END_TEST
 
+/* ---- prefixes whose tokens do not fit in a request ------------------------------------------- */
+
+static struct fetch_request part(uint32_t from, uint32_t to) {
+        return (struct fetch_request){.tokens = tokens + from,
+                                      .n_tokens = to - from,
+                                      .before = from,
+                                      .more = to < BLOCKS * BT};
+}
+
+static int64_t fetch_part(uint32_t from, uint32_t to, int *fd) {
+        struct fetch_request q = part(from, to);
+        int64_t r = space_fetch(a, &q, fd);
+
+        check_clean(space); /* the tokens that wait are charged */
+        return r;
+}
+
+static void begin_whole(bool of_files) {
+        begin(of_files);
+        space = fixture_whole_space("w");
+        a = fixture_attach(space);
+        seal_chain(BLOCKS * BT, 1000);
+        serve();
+        evict();
+}
+
+START_TEST(a_prefix_of_any_length_comes_back) {
+        uint32_t half = KVD_FETCH_TOKENS, n = BLOCKS * BT;
+        int fd;
+
+        begin_whole(true);
+        ck_assert_uint_eq(written, BLOCKS);
+        ck_assert_int_eq(fetch_part(0, half, &fd), 0);
+        ck_assert_int_eq(fd, -1);
+        ck_assert_int_eq(fetch_part(half, 2 * half, &fd), 0);
+        ck_assert_int_eq(fetch_part(2 * half, n, &fd), n);
+        ck_assert_int_ge(fd, 0);
+        serve();
+        close(fd);
+        ck_assert_uint_eq(fetched, BLOCKS);
+        ck_assert_uint_eq(usage_of(space).sealed, BLOCKS);
+        check_clean(space);
+        fixture_close();
+}
+END_TEST
+
+/* Parts that do not fit together are refused, and forgotten. */
+START_TEST(parts_of_a_prefix_follow_one_another) {
+        uint32_t half = KVD_FETCH_TOKENS, n = BLOCKS * BT;
+        struct fetch_request causal = part(0, half);
+        struct space *other;
+        int fd;
+
+        begin_whole(true);
+        ck_assert_int_eq(fetch_part(half, n, &fd), -ESTALE);
+        ck_assert_int_eq(fetch_part(0, half, &fd), 0);
+        ck_assert_int_eq(fetch_part(2 * half, n, &fd), -ESTALE);
+        ck_assert_int_eq(fetch_part(half, 2 * half, &fd), -ESTALE);
+        ck_assert_int_eq(fetch_part(0, half, &fd), 0);
+        ck_assert_int_eq(fetch_part(0, half, &fd), 0); /* begins again */
+        for (uint32_t at = half; at < KVD_WHOLE_TOKENS - half; at += half) {
+                struct fetch_request q = {.tokens = tokens,
+                                          .n_tokens = half,
+                                          .before = at,
+                                          .more = true};
+
+                ck_assert_int_eq(space_fetch(a, &q, &fd), 0);
+        }
+        causal.before = KVD_WHOLE_TOKENS / half * half;
+        ck_assert_int_eq(space_fetch(a, &causal, &fd), -EINVAL); /* too long */
+        ck_assert_int_eq(fetch_part(0, half, &fd), 0);
+        ck_assert_uint_eq(fetched, 0);
+        attachment_free(a, true); /* in the middle of a prefix */
+        check_clean(space);
+        other = fixture_space("causal", 0);
+        a = fixture_attach(other);
+        causal.before = 0;
+        ck_assert_int_eq(space_fetch(a, &causal, &fd), -EINVAL);
+        check_clean(other);
+        fixture_close();
+}
+END_TEST
+
+/* A request to servers has all tokens of a prefix. */
+START_TEST(servers_get_no_prefix_that_they_could_not_bring) {
+        begin_whole(false);
+        ck_assert_uint_eq(written, 0);
+        check_clean(space);
+        fixture_close();
+}
+END_TEST
+
 /* Fetches look only for full blocks. */
 START_TEST(a_block_that_is_not_full_is_not_written) {
         begin(_i);
@@ -227,14 +325,20 @@ END_TEST
 
 START_TEST(the_reach_is_in_tokens_and_in_blocks) {
         ck_assert_uint_eq(kvd_fetch_most(7), KVD_FETCH_TOKENS / 7 * 7);
-        ck_assert(kvd_fetch_takes(KVD_FETCH_TOKENS, 256));
-        ck_assert(!kvd_fetch_takes(KVD_FETCH_TOKENS + 1, 256));
-        ck_assert(kvd_fetch_takes(KVD_FETCH_BLOCKS, 1));
-        ck_assert(!kvd_fetch_takes(KVD_FETCH_BLOCKS + 1, 1));
+        ck_assert(kvd_fetch_takes(KVD_WHOLE_TOKENS, 256));
+        ck_assert(!kvd_fetch_takes(KVD_WHOLE_TOKENS + 1, 256));
+        ck_assert(kvd_fetch_takes(KVD_WHOLE_BLOCKS, 1));
+        ck_assert(!kvd_fetch_takes(KVD_WHOLE_BLOCKS + 1, 1));
+        ck_assert(kvd_fetch_takes_at_once(KVD_FETCH_TOKENS, 256));
+        ck_assert(!kvd_fetch_takes_at_once(KVD_FETCH_TOKENS + 1, 256));
+        ck_assert(kvd_fetch_takes_at_once(KVD_FETCH_BLOCKS, 1));
+        ck_assert(!kvd_fetch_takes_at_once(KVD_FETCH_BLOCKS + 1, 1));
 }
 END_TEST
 
 SUITE("reach", LOOPS(2, a_chain_of_any_length_comes_back, a_block_that_is_not_full_is_not_written),
-      TESTS(tokens_are_fetched_behind_a_block_of_their_chain,
+      TESTS(a_prefix_of_any_length_comes_back, parts_of_a_prefix_follow_one_another,
+            servers_get_no_prefix_that_they_could_not_bring,
+            tokens_are_fetched_behind_a_block_of_their_chain,
             evict_to_file_counts_blocks_that_cannot_come_back,
             the_reach_is_in_tokens_and_in_blocks))

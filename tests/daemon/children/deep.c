@@ -18,13 +18,14 @@ static uint64_t seed_of(uint32_t block) {
         return oracle_seed(block, (const uint32_t[]){DEEP_TOKENS}, 1);
 }
 
-kvd_space *deep_space(kvd *handle) {
+kvd_space *deep_space(kvd *handle, uint32_t kind) {
+        const struct kvd_space_options options = {.kind = kind};
         static const struct kvd_geometry geometry = {.block_bytes = DEEP_BLOCK_BYTES,
                                                      .block_tokens = DEEP_BLOCK_TOKENS,
                                                      .layout = "deep.v1"};
         kvd_space *space;
 
-        ck_assert_msg(kvd_space_open(handle, "deep", &geometry, NULL, &space) == 0, "%s",
+        ck_assert_msg(kvd_space_open(handle, "deep", &geometry, &options, &space) == 0, "%s",
                       kvd_error());
         return space;
 }

@@ -179,6 +179,25 @@ START_TEST(others_are_not_there) {
 }
 END_TEST
 
+/* Writes all of the deep space's blocks to a new file, and evicts them. */
+static kvd_space *write_deep(uint32_t of) {
+        kvd_space *deep;
+        uint32_t below;
+
+        pool = "daemon.pool=32M";
+        file_size = "daemon.file_size=64M";
+        unlink(file);
+        restart(false);
+        deep = deep_space(handle, of);
+        deep_seal(deep, DEEP_BLOCKS);
+        WAIT_UNTIL(tier().records == DEEP_BLOCKS);
+        WAIT_UNTIL(tier().written_bytes >= DEEP_BLOCKS * (uint64_t)DEEP_BLOCK_BYTES);
+        while (peer_ok(watcher, MSG(evict, .space = kvd_slice_of("deep"))).evict_reply.more)
+                ;
+        ck_assert_uint_eq(deep_resident(deep, &below), 0);
+        return deep;
+}
+
 /*
  * Only the first 15,360 tokens of a chain used to come back, and lookups promised more. The daemon
  * dies after the first part.
@@ -186,24 +205,13 @@ END_TEST
 START_TEST(a_chain_of_any_length_comes_back) {
         const uint32_t most = KVD_FETCH_TOKENS;
         uint32_t found = 0, before = 0, below;
-        kvd_space *deep;
+        kvd_space *deep = write_deep(KVD_CAUSAL);
 
-        pool = "daemon.pool=32M";
-        file_size = "daemon.file_size=64M";
-        unlink(file);
-        restart(false);
-        deep = deep_space(handle);
-        deep_seal(deep, DEEP_BLOCKS);
-        WAIT_UNTIL(tier().records == DEEP_BLOCKS);
-        WAIT_UNTIL(tier().written_bytes >= DEEP_BLOCKS * (uint64_t)DEEP_BLOCK_BYTES);
-        while (peer_ok(watcher, MSG(evict, .space = kvd_slice_of("deep"))).evict_reply.more)
-                ;
-        ck_assert_uint_eq(deep_resident(deep, &below), 0);
         ck_assert(deep_fetch(deep));
         ck_assert_uint_eq(deep_resident(deep, &below), most);
         kvd_space_close(deep);
         restart(true);
-        deep = deep_space(handle);
+        deep = deep_space(handle, KVD_CAUSAL);
         WAIT_UNTIL(tier().records == DEEP_BLOCKS);
         while (found < DEEP_TOKENS) {
                 found = deep_resident(deep, &below);
@@ -217,6 +225,24 @@ START_TEST(a_chain_of_any_length_comes_back) {
         ck_assert_uint_eq(below, 0);
         ck_assert(!deep_fetch(deep));
         ck_assert_uint_eq(tier().records, DEEP_BLOCKS);
+        kvd_space_close(deep);
+}
+END_TEST
+
+/* One of more than 15,360 tokens was never written. The daemon is killed in between. */
+START_TEST(a_prefix_of_any_length_comes_back) {
+        kvd_space *deep = write_deep(KVD_BIDIRECTIONAL);
+        uint32_t below;
+
+        ck_assert(deep_fetch(deep));
+        ck_assert_uint_eq(deep_resident(deep, &below), DEEP_TOKENS);
+        kvd_space_close(deep);
+        restart(true);
+        deep = deep_space(handle, KVD_BIDIRECTIONAL);
+        WAIT_UNTIL(deep_resident(deep, &below) == 0 && below == DEEP_TOKENS);
+        ck_assert(deep_fetch(deep));
+        ck_assert_uint_eq(deep_resident(deep, &below), DEEP_TOKENS);
+        ck_assert(!deep_fetch(deep));
         kvd_space_close(deep);
 }
 END_TEST
@@ -686,7 +712,7 @@ SUITE("file", FIXTURE(start, stop),
       LOOPS(3, objects_come_back_beside_chains), LOOPS(4, foreign_files_are_not_changed),
       TESTS(there_is_one_tier, evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
             lookups_say_what_is_below, a_chain_of_any_length_comes_back,
-            a_killed_daemons_disk_process_is_waited_for,
+            a_prefix_of_any_length_comes_back, a_killed_daemons_disk_process_is_waited_for,
             a_disk_process_that_hangs_is_not_waited_for, a_deleted_file_is_reported,
             only_missing_blocks_are_fetched, others_are_not_there, deleted_is_deleted,
             a_dropped_space_comes_back, evict_to_a_full_file_says_so,

@@ -321,14 +321,14 @@ END_TEST
  * its own computation; its daemon dies after the first part.
  */
 START_TEST(a_chain_of_any_length_comes) {
-        kvd_space *deep = deep_space(machines[0].handle);
+        kvd_space *deep = deep_space(machines[0].handle, 0);
         uint32_t found, before = 0, below;
 
         deep_seal(deep, DEEP_BLOCKS);
         WAIT_UNTIL(tier(&machines[0]).written_bytes >= DEEP_BLOCKS * (uint64_t)DEEP_BLOCK_BYTES);
         kvd_space_close(deep);
         for (uint32_t i = 0; i < 2; i++) {
-                deep = deep_space(machines[1].handle);
+                deep = deep_space(machines[1].handle, 0);
                 deep_seal(deep, 16);
                 ck_assert(deep_fetch(deep));
                 if (i)
