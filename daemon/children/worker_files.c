@@ -92,19 +92,17 @@ static int add_file(struct kvd_fds *fds, int fd) {
         return 0;
 }
 
-/*
- * The order is that of message work_space: index, summaries, arguments, and the file of each tier.
- */
+/* The order is that of message work_space: index, summaries, arguments, exact copies. */
 static int space_files(struct space *space, int arguments, struct kvd_fds *fds,
-                       uint64_t tier_bytes[KVD_N_TIERS]) {
+                       uint64_t *copy_bytes) {
         int r = add_file(fds, space_index_fd(space));
 
         if (r == 0)
                 r = add_file(fds, space_summary_fd(space, true));
         if (r == 0)
                 r = add_file(fds, arguments);
-        for (uint32_t t = 0; r == 0 && t < KVD_N_TIERS; t++)
-                r = add_file(fds, space_tier_fd(space, t, &tier_bytes[t]));
+        if (r == 0)
+                r = add_file(fds, space_tier_fd(space, KVD_TIER_memory, copy_bytes));
         return r;
 }
 
@@ -112,9 +110,8 @@ static int send_space(struct worker_files *f, struct child *child, struct space 
                       int arguments) {
         const struct kvd_index *ix = space_index(space);
         struct kvd_msg msg = {.number = KVD_MSG_work_space};
-        uint64_t tier_bytes[KVD_N_TIERS];
         struct kvd_fds fds = {.n = 0};
-        int r = space_files(space, arguments, &fds, tier_bytes);
+        int r = space_files(space, arguments, &fds, &msg.work_space.copy_bytes);
 
         if (r == 0)
                 r = note_space(f, space);
@@ -123,7 +120,6 @@ static int send_space(struct worker_files *f, struct child *child, struct space 
         msg.work_space.space = space_number(space);
         msg.work_space.index_bytes = ix->size;
         msg.work_space.summary_bytes = kvd_summary_of(ix).size;
-        msg.work_space.tier_bytes = (struct kvd_slice){tier_bytes, sizeof tier_bytes};
         return child_ask(child, &msg, &fds);
 }
 

@@ -1,64 +1,72 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Passes exact copies to the tiers of their places. Places that do not exist are refused here, once
- * for all tiers, because a job's places are not trusted to fit the space as it is mapped.
+ * The memfd of a space's copies is mapped, so a copy's address follows from its place, and all
+ * threads write and read copies in parallel. Checksums are computed at the destination, so that
+ * they cover the copying, too. A place that does not exist is refused, because a job's places are
+ * not trusted to fit the space as it is mapped.
  */
 
 #include "daemon/process/worker/copies.h"
 
 #include <errno.h>
+#include <string.h>
+#include <xxhash.h>
 
 #include "daemon/process/worker/task.h"
 
-static const struct worker_tier *const tiers[KVD_N_TIERS] = {
-#define KVD_TIER(id, what) [KVD_TIER_##id] = &worker_tier_##id,
-#include "ipc/base/tiers.def"
+struct batch {
+        const struct task *task;
+        struct copy *copies;
+        void (*move)(const struct task *task, struct copy *copy, uint8_t *at);
 };
 
-int copies_map(struct worker_space *w, const int fds[KVD_N_TIERS],
-               const uint64_t bytes[KVD_N_TIERS]) {
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                uint64_t places = w->ix->tier_end[t] - kvd_tier_first(w->ix, t);
-                int r = bytes[t] < places * w->ix->block_bytes ?
-                                -EPROTO :
-                                tiers[t]->map(&w->copies[t], fds[t], bytes[t]);
+static void move_one(void *data, uint32_t i, uint32_t thread) {
+        const struct batch *batch = data;
+        const struct worker_space *w = batch->task->space;
+        struct copy *copy = &batch->copies[i];
 
-                if (r < 0)
-                        return r;
-        }
-        return 0;
+        if (copy->place == KVD_NOWHERE)
+                return;
+        if (copy->place < kvd_places(w->ix))
+                batch->move(batch->task, copy, w->copies + copy->place * w->ix->block_bytes);
+        else
+                copy->error = ENODATA;
 }
 
-void copies_unmap(struct worker_space *w) {
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                tiers[t]->unmap(&w->copies[t]);
+static uint64_t checksum(const struct task *task, const uint8_t *block) {
+        return XXH3_64bits(block, task->shape.block_bytes);
 }
 
-/* Fails the copies whose place does not exist; all other places have a tier. */
-static void refuse_unknown(const struct task *task, struct copy *copies, uint32_t n) {
-        for (uint32_t i = 0; i < n; i++)
-                if (copies[i].place != KVD_NOWHERE &&
-                    copies[i].place >= kvd_places(task->space->ix)) {
-                        copies[i].place = KVD_NOWHERE;
-                        copies[i].error = ENODATA;
-                }
+static void put_one(const struct task *task, struct copy *copy, uint8_t *at) {
+        memcpy(at, copy->block, task->shape.block_bytes);
+        copy->checksum = checksum(task, at);
+}
+
+static void get_one(const struct task *task, struct copy *copy, uint8_t *at) {
+        memcpy(copy->block, at, task->shape.block_bytes);
+        copy->error = checksum(task, copy->block) == copy->checksum ? 0 : EBADMSG;
+}
+
+static void read_one(const struct task *task, struct copy *copy, uint8_t *at) {
+        copy->block = at;
+        copy->error = checksum(task, at) == copy->checksum ? 0 : EBADMSG;
 }
 
 void copies_put(struct task *task, struct copy *copies, uint32_t n) {
-        refuse_unknown(task, copies, n);
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                tiers[t]->put(task, t, copies, n);
+        struct batch batch = {task, copies, put_one};
+
+        task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }
 
 void copies_get(struct task *task, struct copy *copies, uint32_t n) {
-        refuse_unknown(task, copies, n);
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                tiers[t]->get(task, t, copies, n);
+        struct batch batch = {task, copies, get_one};
+
+        task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }
 
 void copies_read(struct task *task, struct copy *copies, uint32_t n) {
-        refuse_unknown(task, copies, n);
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                tiers[t]->read(task, t, copies, n);
+        struct batch batch = {task, copies, read_one};
+
+        task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }

@@ -62,7 +62,7 @@ static struct worker_space *space_free(struct worker_space *w) {
                 return NULL;
         leave_device(w);
         unmap(w->base, w->reserved);
-        copies_unmap(w);
+        unmap(w->copies, w->copy_bytes);
         unmap(w->summaries, w->summary_bytes);
         unmap((void *)w->ix, w->index_bytes);
         free(w);
@@ -147,18 +147,11 @@ static int map_summaries(struct spaces *s, struct worker_space *w, int fd) {
                         &w->summaries);
 }
 
-static int map_copies(struct spaces *s, struct worker_space *w, const struct kvd_slice *sizes,
-                      const int *fds) {
-        uint64_t bytes[KVD_N_TIERS];
-        int r;
-
-        if (sizes->size != sizeof bytes)
-                return kvd_refuse(&s->why, -EPROTO, "exact copies of other tiers than ours");
-        memcpy(bytes, sizes->data, sizeof bytes);
-        r = copies_map(w, fds, bytes);
-        return r < 0 ? kvd_refuse(&s->why, r, "memory for exact copies cannot be mapped: %s",
-                                  strerror(-r)) :
-                       0;
+static int map_copies(struct spaces *s, struct worker_space *w, int fd) {
+        if (w->copy_bytes < kvd_places(w->ix) * w->ix->block_bytes)
+                return kvd_refuse(&s->why, -EPROTO,
+                                  "memory for fewer exact copies than the index says");
+        return map_file(s, fd, w->copy_bytes, PROT_READ | PROT_WRITE, "exact copies", &w->copies);
 }
 
 static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t bytes) {
@@ -205,20 +198,20 @@ int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const str
 
         if (!w)
                 return kvd_refuse(&s->why, -ENOMEM, "out of memory");
-        if (fds->n != 3 + KVD_N_TIERS)
-                return kvd_refuse(&s->why, -EPROTO, "a space must come with %d descriptors",
-                                  3 + KVD_N_TIERS);
+        if (fds->n != 4)
+                return kvd_refuse(&s->why, -EPROTO, "a space must come with 4 descriptors");
         spaces_forget(s, msg->space);
         w->number = msg->space;
         w->index_bytes = msg->index_bytes;
         w->summary_bytes = msg->summary_bytes;
+        w->copy_bytes = msg->copy_bytes;
         r = map_index(s, w, fds->fd[0]);
         if (r == 0)
                 r = map_summaries(s, w, fds->fd[1]);
         if (r == 0)
                 r = map_arguments(s, fds->fd[2]);
         if (r == 0)
-                r = map_copies(s, w, &msg->tier_bytes, &fds->fd[3]);
+                r = map_copies(s, w, fds->fd[3]);
         if (r == 0)
                 r = reserve(s, w);
         if (r < 0)

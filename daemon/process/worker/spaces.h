@@ -7,7 +7,6 @@
  * checked to be as large as announced before it is used.
  */
 
-#include "daemon/process/worker/copies.h"
 #include "daemon/process/worker/gpu_context.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
@@ -23,7 +22,8 @@ struct worker_space {
         struct kvd_summary summary; /* layout of summaries */
         uint8_t *summaries;
         uint64_t summary_bytes;
-        struct worker_copies copies[KVD_N_TIERS];
+        uint8_t *copies; /* exact ones, by place */
+        uint64_t copy_bytes;
         /* of the pool: block b is at base + b * block_bytes; NULL if the pool is on the GPU */
         uint8_t *base;
         cu_address device_base; /* of the pool on the GPU; 0 if it is not there */

@@ -136,18 +136,14 @@ void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks) 
         struct kvd_msg segments = {.number = KVD_MSG_work_segments,
                                    .work_segments = {.space = 5, .count = 1}};
         struct kvd_msg space = {.number = KVD_MSG_work_space};
-        uint64_t copies;
 
         memset(o, 0, sizeof *o);
         o->g = *g;
         o->fds[5] = -1;
         ck_assert_int_eq(kvd_decoder_new(&o->decoder), 0);
         make_all(o, n_blocks);
-        copies = OWNER_SPILLS * o->ix->block_bytes;
-        space.work_space = (struct kvd_msg_work_space){5,
-                                                       o->ix->size,
-                                                       o->layout.size,
-                                                       {&copies, sizeof copies}};
+        space.work_space = (struct kvd_msg_work_space){5, o->ix->size, o->layout.size,
+                                                       OWNER_SPILLS * o->ix->block_bytes};
         spawn(o);
         ck_assert_uint_eq(owner_ask(o, space, o->fds, 4), 0);
         ck_assert_uint_eq(owner_ask(o, segments, &o->fds[4], 1), 0);
