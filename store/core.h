@@ -8,8 +8,8 @@
  *
  *      cache      index, blocks, segments, eviction, spaces, attachments, data that is still to come;
  *                 calls the other folders only by hooks (hooks.h)
- *      tier       tiers of exact copies
- *      below      the places below the pool: what goes there, and how it comes back
+ *      below      the places below the pool: what goes there, and how it comes back; exact copies in
+ *                 host memory (place.h), which blocks of a GPU pass through (carry.h)
  *      file       the file tier
  *      remote     the remote tier
  *      sequence   sequences, and the changes that are proposed to clients
@@ -73,7 +73,7 @@ struct account {                     /* account.c: by kind of cost */
         uint64_t limit[KVD_N_COSTS]; /* of all domains together */
         uint64_t used[KVD_N_COSTS];
         uint64_t reserved[KVD_N_COSTS]; /* guaranteed to domains, but not used by them yet */
-        struct carry *carries;          /* reservations of spill memory (tier/carry.c) */
+        struct carry *carries;          /* reservations of spill memory (below/carry.c) */
         uint64_t copies_below;          /* bytes of copies that files may hold; 0: none */
         struct short_of {               /* the last refusal: kind of cost, and amount requested */
                 enum kvd_cost cost;

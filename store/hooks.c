@@ -9,7 +9,7 @@
 #include "store/hooks.h"
 
 #define FIRST(ROW) ROW(semaphore) ROW(drain) ROW(relief) ROW(sequence) ROW(summaries)
-#define LAST(ROW) ROW(tier) ROW(below) ROW(file) ROW(remote)
+#define LAST(ROW) ROW(place) ROW(below) ROW(file) ROW(remote)
 
 #define DECLARE(part) extern const struct hooks part##_hooks;
 #define KVD_PART DECLARE

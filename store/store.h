@@ -538,7 +538,7 @@ void store_on_job(struct store *store, void (*called)(void *data), void *data);
 
 /* Descriptors that a worker needs; created at first use. */
 int space_summary_fd(struct space *space, bool writable);
-int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes); /* tier: enum kvd_tier */
+int space_copies_fd(struct space *space, uint64_t *bytes);
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
 /* writable; -ENOENT, -ENODATA */
 int space_worker_segment_fd(struct space *space, uint32_t segment);

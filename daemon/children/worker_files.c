@@ -102,7 +102,7 @@ static int space_files(struct space *space, int arguments, struct kvd_fds *fds,
         if (r == 0)
                 r = add_file(fds, arguments);
         if (r == 0)
-                r = add_file(fds, space_tier_fd(space, KVD_TIER_memory, copy_bytes));
+                r = add_file(fds, space_copies_fd(space, copy_bytes));
         return r;
 }
 

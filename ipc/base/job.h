@@ -15,7 +15,7 @@
  * while a job writes them.
  */
 
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 
 #define KVD_JOB_BYTES (UINT64_C(16) << 20) /* maximum size of the arguments */
 /* blocks of one job: a reply has room for 16 bytes for each */

@@ -265,7 +265,6 @@ enum kvd_space_counter {
 };
 
 #define KVD_SPACE_COUNTERS_ROOM 48u
-#define KVD_TIERS_ROOM 4u
 
 struct kvd_index {
         uint64_t magic;
@@ -332,7 +331,7 @@ struct kvd_index {
         shm_u32 depth_def;
         shm_u32 depth[101];      /* number of layers to reuse, by prefix ratio in percent */
         uint32_t label_channels; /* channels of a key in its label, see summary.h */
-        uint32_t tier_end[KVD_TIERS_ROOM]; /* end of each tier's places of copies, see tier.h */
+        uint32_t n_places;       /* maximum number of exact copies, see place.h */
 };
 static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
 static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");

@@ -23,7 +23,7 @@
  * In a space with layer groups, layers is the number in one group.
  */
 
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 
 #define KVD_SUMMARY_MADE 1u
 

@@ -8,8 +8,8 @@
 #include "store/below/below.h"
 
 #include "store/below/bring.h"
+#include "store/below/carry.h"
 #include "store/below/prefix.h"
-#include "store/tier/carry.h"
 #include "store/hooks.h"
 
 #define IN_A_ROW 8u /* consecutive requests for fetches before writes get a turn */

@@ -325,7 +325,7 @@ struct space_parts {
         uint32_t n_begun; /* number of parts whose space_begins was called */
         bool watched;     /* a part reads summaries */
         struct sequences *sequences;
-        struct tiers *tiers;
+        struct places *places;
         struct semaphores *semaphores; /* NULL in host memory */
         struct summaries *summaries;
         struct profile *profile; /* samples; NULL until there are any */

@@ -76,7 +76,7 @@ void check_charges(struct walk *w) {
                 [KVD_COST_pool] = s->memory.n_with_memory * s->ix->segment_bytes,
                 [KVD_COST_overhead] = overhead(w),
                 [KVD_COST_files] = n_files(w),
-                [KVD_COST_spill] = tiers_of(s)->spill_bytes,
+                [KVD_COST_spill] = places_of(s)->spill_bytes,
                 [KVD_COST_sketches] = w->audit->sketches,
                 [KVD_COST_spaces] = 1,
                 [KVD_COST_sequences] = sequences_of(s)->n,

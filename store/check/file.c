@@ -2,7 +2,7 @@
 
 /* The file tier in host memory: counts the places of exact copies that its records name (Q21). */
 
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 #include "store/check/check.h"
 #include "store/file/file.h"
 #include "store/file/host.h"

@@ -332,42 +332,35 @@ static void check_moved(struct walk *w) {
         if (file && file_space_of(w->space)->number >= 0)
                 slots = file->catalog.spaces[file_space_of(w->space)->number].copy_bytes /
                         file_slot_bytes(space_block_bytes(w->space), 0);
-        expect(w, audit->below == tiers_of(w->space)->n_below && audit->moved == slots,
+        expect(w, audit->below == places_of(w->space)->n_below && audit->moved == slots,
                "Q25 a copy in a file has no place, or a place has no copy");
 }
 
 /*
- * A place before the tier's end is on the stack of unused places, or belongs to an entry or a job.
- * Places behind the end are still at the bottom of the stack.
+ * A place before the end is on the stack of unused places, or belongs to an entry or a job. Places
+ * behind the end are still at the bottom of the stack.
  */
-static void count_place(struct walk *w, uint32_t tier, uint32_t number) {
-        const struct tier_places *p = &tiers_of(w->space)->places[tier];
-        uint32_t on_stack = p->n - p->end + number;
+static void count_place(struct walk *w, uint32_t place) {
+        const struct places *p = places_of(w->space);
+        uint32_t on_stack = p->n - p->end + place;
 
-        w->audit->places -= check_mixed(kvd_tier_first(space_index(w->space), tier) + number);
+        w->audit->places -= check_mixed(place);
         w->audit->n_places--;
-        if (tier == KVD_TIER_memory)
-                count_moved(w, number);
+        count_moved(w, place);
         if (on_stack >= p->n_free)
                 return;
-        w->audit->places += check_mixed(place_free_at(w->space, tier, on_stack));
+        w->audit->places += check_mixed(place_free_at(w->space, on_stack));
         w->audit->n_places++;
 }
 
 bool check_places(struct walk *w, uint64_t *at) {
-        uint32_t tier = (uint32_t)(*at >> 32), number = (uint32_t)*at;
+        uint32_t end = places_of(w->space)->end;
 
-        while (tier < KVD_N_TIERS && check_may_go_on(w)) {
+        for (; *at < end && check_may_go_on(w); ++*at) {
                 w->spent += PLACE_NS;
-                if (number < tiers_of(w->space)->places[tier].end) {
-                        count_place(w, tier, number++);
-                        continue;
-                }
-                tier++;
-                number = 0;
+                count_place(w, (uint32_t)*at);
         }
-        *at = (uint64_t)tier << 32 | number;
-        return tier >= KVD_N_TIERS;
+        return *at >= end;
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */
@@ -439,7 +432,7 @@ void check_sequence_sums(struct walk *w) {
         expect(w, audit->holds == 0, "Q3 holds of blocks differ from jobs, offers and transfers");
         expect(w, audit->waiting == s->private.n_reviving,
                "Q24 a block that a worker was to fill is lost");
-        expect(w, tiers_of(s)->spill_bytes == tiers_copy_bytes(s) + audit->sketch_bytes,
+        expect(w, places_of(s)->spill_bytes == places_bytes(s) + audit->sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
         check_moved(w);
         expect(w, audit->places == 0 && audit->n_places == 0,

@@ -2,8 +2,8 @@
 
 /*
  * Exact copies in the file. When memory for copies is short, cold ones are written to a slot each,
- * and are read back when they are wanted. A copy keeps its place (tier/tier.h); only its memory is
- * freed once the slot is written.
+ * and are read back when they are wanted. A copy keeps its place (below/place.h); only its memory
+ * is freed once the slot is written.
  *
  * The record in such a slot has the epoch FILE_NO_EPOCH, which no namespace has. So after a restart
  * the record does not count and its slot is free, in every version of kvd, and nothing needs to be
@@ -13,10 +13,10 @@
 #include <errno.h>
 
 #include "ipc/base/sys.h"
+#include "store/below/place.h"
 #include "store/file/cold_copies.h"
 #include "store/file/file.h"
 #include "store/sequence/sequence.h"
-#include "store/tier/tier.h"
 
 #define FREE_PART 4u /* memory is short if less than 1/4 of a domain's limit is free for copies */
 #define SPACES 64u   /* spaces that one call looks at for cold copies */
@@ -151,7 +151,7 @@ static void write_next(struct file *file, bool *later) {
                 struct space *space = store_space_in_turn(file->store, &file->copies_turn);
 
                 if (file_for(space) != file || !is_short(file, space) ||
-                    places_used(space, KVD_TIER_memory) == tiers_of(space)->n_below)
+                    places_used(space) == places_of(space)->n_below)
                         continue;
                 *later = true;
                 if (write_some(file, space, &looks))
@@ -419,7 +419,7 @@ bool copies_miss_some(struct file *file, struct space *space) {
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-/* The slots of the space's copies are freed with their places (tier/tier.c). */
+/* The slots of the space's copies are freed with their places (below/place.c). */
 void copies_space_leaves(struct space *space) {
         kvd_list_remove(&file_space_of(space)->wanted.node);
 }

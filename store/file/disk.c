@@ -12,9 +12,9 @@
 
 #include "ipc/base/sys.h"
 #include "store/below/bring.h"
+#include "store/below/place.h"
 #include "store/cache/inside.h"
 #include "store/file/file.h"
-#include "store/tier/tier.h"
 
 /* ---- on and off ------------------------------------------------------------------------------ */
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "ipc/base/enums.h"
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 #include "ipc/base/wide.h"
 #include "store/account.h"
 

@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
+#include "store/below/place.h"
 #include "store/file/file.h"
-#include "store/tier/tier.h"
 
 #define EXTENT_BYTES (UINT64_C(256) << 20)
 #define LEAST_EXTENTS 16u

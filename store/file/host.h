@@ -9,8 +9,8 @@
  * none of this: file->host is NULL, and the functions here do nothing.
  */
 
+#include "store/below/carry.h"
 #include "store/file_tier.h"
-#include "store/tier/carry.h"
 
 struct file;
 struct file_count;

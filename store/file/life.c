@@ -9,8 +9,8 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/enums.h"
+#include "ipc/base/place.h"
 #include "ipc/base/sys.h"
-#include "ipc/base/tier.h"
 #include "store/cache/memory.h"
 #include "store/file/file.h"
 #include "store/hooks.h"

@@ -10,10 +10,10 @@
 #include <errno.h>
 
 #include "store/account.h"
+#include "store/below/carry.h"
 #include "store/file/cold_copies.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
-#include "store/tier/carry.h"
 
 /* Entries that wait to be revived may find room now. */
 static void room_again(struct sequence *q) {

@@ -25,9 +25,9 @@
 #include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "store/account.h"
+#include "store/below/carry.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
-#include "store/tier/carry.h"
 
 /* ---- one sketch ------------------------------------------------------------------------------ */
 

@@ -8,9 +8,9 @@
  */
 
 #include "store/below/below.h"
+#include "store/below/carry.h"
 #include "store/cache/cache.h"
 #include "store/remote_tier.h"
-#include "store/tier/carry.h"
 
 struct remote { /* of a store */
         struct below below;

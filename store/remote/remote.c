@@ -11,8 +11,8 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/enums.h"
+#include "ipc/base/place.h"
 #include "ipc/base/sys.h"
-#include "ipc/base/tier.h"
 #include "store/account.h"
 #include "store/below/bring.h"
 #include "store/file/host.h"

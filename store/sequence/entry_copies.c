@@ -9,8 +9,8 @@
 
 #include <errno.h>
 
+#include "store/below/carry.h"
 #include "store/sequence/sequence.h"
-#include "store/tier/carry.h"
 
 void entry_place(struct sequence *q, struct entry *e, uint32_t place) {
         q->n_copies += (place != KVD_NOWHERE) - (e->place != KVD_NOWHERE);

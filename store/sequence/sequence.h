@@ -23,8 +23,8 @@
 #include "client/kvd_methods.h"
 #include "ipc/base/job.h"
 #include "ipc/base/sequence.h"
+#include "store/below/place.h"
 #include "store/job.h"
-#include "store/tier/tier.h"
 
 enum entry_busy {
         IDLE,

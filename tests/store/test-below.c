@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "store/below/bring.h"
-#include "store/tier/carry.h"
+#include "store/below/carry.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

@@ -8,10 +8,10 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "store/below/carry.h"
+#include "store/below/place.h"
 #include "store/file_tier.h"
 #include "store/sequence/sequence.h"
-#include "store/tier/carry.h"
-#include "store/tier/tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

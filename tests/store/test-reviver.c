@@ -89,7 +89,7 @@ START_TEST(copies_of_a_deleted_space_are_erased) {
         int fd;
 
         cooled(6, KVD_COOL_SPILL);
-        fd = dup(space_tier_fd(space, KVD_TIER_memory, &bytes));
+        fd = dup(space_copies_fd(space, &bytes));
         ck_assert_int_eq(pread(fd, copies, sizeof copies, 0), sizeof copies);
         ck_assert_int_ne(memcmp(copies, nothing, sizeof copies), 0);
         attachment_free(a, false);
@@ -989,12 +989,11 @@ static void life_with_failures(void) {
         u.number = number;
         if (table_append(&u, 4 * BT, 10) == 0) {
                 sequence_cool(a, number, KVD_COOL_VAGUE, all, 4);
-                if (space_tier_fd(space, KVD_TIER_memory, &bytes) >= 0 &&
-                    space_summary_fd(space, true) >= 0)
+                if (space_copies_fd(space, &bytes) >= 0 && space_summary_fd(space, true) >= 0)
                         work();
                 table_sync(&u, NULL);
                 sequence_revive(a, number, KVD_REVIVE_BOTH, all, 4, &exact, &approx);
-                if (space_tier_fd(space, KVD_TIER_memory, &bytes) >= 0)
+                if (space_copies_fd(space, &bytes) >= 0)
                         work();
                 table_sync(&u, NULL);
                 table_check(&u);

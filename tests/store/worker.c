@@ -84,7 +84,7 @@ static uint64_t checksum(const void *data) {
 
 static void spill_io(uint32_t slot, void *data, bool write) {
         uint64_t bytes;
-        int fd = space_tier_fd(taken.space, KVD_TIER_memory, &bytes);
+        int fd = space_copies_fd(taken.space, &bytes);
         off_t at = (off_t)slot * BLOCK_BYTES;
 
         ck_assert_int_ge(fd, 0);
@@ -96,7 +96,7 @@ static void spill_io(uint32_t slot, void *data, bool write) {
 
 void worker_spoil(struct space *space, uint32_t slot) {
         uint64_t bytes;
-        int fd = space_tier_fd(space, KVD_TIER_memory, &bytes);
+        int fd = space_copies_fd(space, &bytes);
         uint8_t byte;
 
         ck_assert_int_eq(pread(fd, &byte, 1, (off_t)slot * BLOCK_BYTES + 5), 1);

@@ -14,16 +14,15 @@ LAYERS='
 ipc/base
 kernels         ipc/base
 ipc             ipc/base
-store           ipc/base kernels store/cache store/below store/tier store/sequence store/methods store/device store/file store/remote store/check
+store           ipc/base kernels store/cache store/below store/sequence store/methods store/device store/file store/remote store/check
 store/cache     ipc/base store
-store/tier      ipc/base store store/cache
-store/sequence  ipc/base store store/cache store/tier
-store/methods   ipc/base kernels store store/cache store/tier store/sequence store/file
+store/sequence  ipc/base store store/cache store/below
+store/methods   ipc/base kernels store store/cache store/below store/sequence store/file
 store/device    ipc/base store store/cache
-store/below     ipc/base store store/cache store/tier
-store/file      ipc/base store store/cache store/below store/tier store/sequence
-store/remote    ipc/base store store/cache store/below store/tier store/file
-store/check     ipc/base store store/cache store/below store/tier store/sequence store/methods store/device store/file store/remote
+store/below     ipc/base store store/cache
+store/file      ipc/base store store/cache store/below store/sequence
+store/remote    ipc/base store store/cache store/below store/file
+store/check     ipc/base store store/cache store/below store/sequence store/methods store/device store/file store/remote
 client          ipc/base ipc kernels client/conn client/cache client/gpu client/methods
 client/conn     ipc/base ipc client client/gpu
 client/cache    ipc/base ipc kernels client client/conn client/gpu

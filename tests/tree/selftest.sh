@@ -67,8 +67,8 @@ expect 'client/kvd.h: includes "ipc/base/util.h"'
 plant store/cache/cache.h '#include "store/methods/methods.h"'
 expect 'store/cache must not include "store/methods/methods.h" (store/methods)'
 
-plant store/tier/tier.c '#include <sys/socket.h>'
-expect 'store/tier must not include <sys/socket.h>'
+plant store/below/place.c '#include <sys/socket.h>'
+expect 'store/below must not include <sys/socket.h>'
 
 plant client/conn/conn.h '#include "kvd.h"'
 expect '"kvd.h" is no file, seen from the root'

@@ -2,9 +2,9 @@
 #ifndef KVD_DAEMON_PROCESS_WORKER_COPIES_H
 #define KVD_DAEMON_PROCESS_WORKER_COPIES_H
 
-/* Exact copies of blocks, written to and read from their places (ipc/base/tier.h). */
+/* Exact copies of blocks, written to and read from their places (ipc/base/place.h). */
 
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 
 struct task;
 

@@ -96,7 +96,7 @@ static void make_index(struct owner *o, uint32_t n_blocks) {
         ix.capacity = ix.segment_blocks;
         if (on_gpu())
                 put_on_device(o, &ix);
-        ix.tier_end[KVD_TIER_memory] = OWNER_SPILLS;
+        ix.n_places = OWNER_SPILLS;
         ix.label_channels = MIN(32, o->g.head_dim);
         kvd_index_lay_out(&ix);
         kvd_settings_init(ix.settings);

@@ -14,7 +14,7 @@
 
 #include "ipc/base/key.h"
 #include "ipc/base/pack.h"
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 #include "ipc/base/wide.h"
 #include "tests/lib/suite.h"
 
@@ -227,18 +227,13 @@ START_TEST(impossible_geometries_are_refused) {
 }
 END_TEST
 
-/* Places are numbered consecutively over all tiers. A tier may have no places. */
-START_TEST(a_place_knows_its_tier) {
-        static const struct kvd_index ix = {.capacity = 10, .tier_end = {3, 3, 7, 7}};
-        static const uint32_t tiers[] = {0, 0, 0, 2, 2, 2, 2};
+/* The rows of copies are behind those of blocks. */
+START_TEST(a_place_has_a_row) {
+        static const struct kvd_index ix = {.capacity = 10, .n_places = 7};
 
-        for (uint32_t place = 0; place < 7; place++) {
-                uint32_t tier = kvd_place_tier(&ix, place), first = kvd_tier_first(&ix, tier);
-
-                ck_assert_uint_eq(tier, tiers[place]);
-                ck_assert_uint_eq(first, tier == 0 ? 0 : 3);
+        ck_assert_uint_eq(kvd_places(&ix), 7);
+        for (uint32_t place = 0; place < 7; place++)
                 ck_assert_uint_eq(kvd_copy_row(&ix, place), 10 + place);
-        }
 }
 END_TEST
 
@@ -272,4 +267,4 @@ SUITE("base",
            TESTS(paper_keys_are_xxh64_of_the_ids, paper_keys_match_known_vectors,
                  keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
-            a_place_knows_its_tier, a_table_has_so_many_slots_at_most))
+            a_place_has_a_row, a_table_has_so_many_slots_at_most))

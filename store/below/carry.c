@@ -5,16 +5,16 @@
  * and read exact copies. If a worker is lost, the next one repeats the job with the same places.
  */
 
-#include "store/tier/carry.h"
+#include "store/below/carry.h"
 
 #include <assert.h>
 #include <errno.h>
 
 #include "store/account.h"
+#include "store/below/place.h"
 #include "store/cache/memory.h"
 #include "store/file_tier.h"
 #include "store/job.h"
-#include "store/tier/tier.h"
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
@@ -235,7 +235,7 @@ static uint64_t needs(const struct store *store, const struct carry *carry, uint
         return most / 2 >= all ? carry->most : most / 2 * carry->most / all;
 }
 
-static uint64_t places_of(const struct carry *c) {
+static uint64_t places_held(const struct carry *c) {
         uint64_t n = c->n_spare;
 
         for (uint32_t i = 0; i < c->n; i++)
@@ -246,7 +246,7 @@ static uint64_t places_of(const struct carry *c) {
 /* Bytes of a domain, or of all (NULL), that the carry has. */
 static uint64_t held_by(const struct carry *c, const struct domain *domain) {
         return c->last && (!domain || c->last->domain == domain) ?
-                       places_of(c) * c->last->ix->block_bytes :
+                       places_held(c) * c->last->ix->block_bytes :
                        0;
 }
 
@@ -285,7 +285,7 @@ bool carry_spares_place(const struct space *space) {
                 uint64_t most = needs(store, c, all) / bytes;
 
                 most = MIN(MAX(most, 1), CARRY_MOST);
-                kept += less(most, c->last == space ? places_of(c) : 0);
+                kept += less(most, c->last == space ? places_held(c) : 0);
         }
         return places_free(space) > MIN(kept, kvd_places(space_index(space)) / 2) &&
                carry_spares(space, bytes);

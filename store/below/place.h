@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_TIER_H
-#define KVD_STORE_TIER_H
+#ifndef KVD_STORE_BELOW_PLACE_H
+#define KVD_STORE_BELOW_PLACE_H
 
 /*
- * The places of exact copies. The store identifies a copy by its place (ipc/base/tier.h): it takes
- * a place, has a worker write to it (KVD_JOB_SPILL) or read from it (KVD_JOB_REVIVE), and erases
- * it. Both jobs end when the worker says so, so a tier may be slow. A tier is one row of
- * ipc/base/tiers.def and a struct tier of that name; all tiers share the management of places.
+ * The places of exact copies, in host memory. The store identifies a copy by its place
+ * (ipc/base/place.h): it takes a place, has a worker write to it (KVD_JOB_SPILL) or read from it
+ * (KVD_JOB_REVIVE), and erases it.
  */
 
-#include "ipc/base/tier.h"
+#include "ipc/base/place.h"
 #include "store/cache/cache.h"
 
 /*
@@ -23,7 +22,7 @@
  */
 enum place_state { PLACE_HERE, PLACE_GOES, PLACE_BELOW, PLACE_WANTED, PLACE_COMES };
 
-struct place {                    /* of tier memory */
+struct place {
         uint32_t record;          /* place in the file's catalog, unless HERE */
         uint32_t sequence, entry; /* owner of the copy, unless HERE; sequence 0: none waits */
         uint32_t next;            /* WANTED: next place to read; or KVD_NOWHERE */
@@ -32,17 +31,12 @@ struct place {                    /* of tier memory */
         bool erased;   /* to be erased when it is not being moved any more */
 };
 
-/* The places of one space in one tier. */
-struct tier_places {
-        uint32_t *free; /* owned; stack of unused places, see number_at */
+struct places {         /* of a space */
+        uint32_t *free; /* owned; stack of unused places, see place_free_at */
         uint32_t n_free, n;
         uint32_t end; /* places from here on never had a copy */
         /* owned; descriptor with which workers access the copies; -1: not open */
         int fd;
-};
-
-struct tiers { /* of a space */
-        struct tier_places places[KVD_N_TIERS];
         uint64_t spill_bytes; /* of copies in memory and of sketches, charged to the store */
         struct place *moved;  /* owned; by place; NULL: no copy ever left memory */
         /* drops the record of a place that is erased while BELOW */
@@ -51,32 +45,14 @@ struct tiers { /* of a space */
         uint32_t buried;  /* places that bury_below has looked at */
 };
 
-static inline struct tiers *tiers_of(const struct space *space) {
-        return space->parts.tiers;
+static inline struct places *places_of(const struct space *space) {
+        return space->parts.places;
 }
 
-struct tier {
-        const char *what; /* for refusals */
-        /*
-         * Maximum number of copies of a space, fixed when it is made. A place that is not used must
-         * cost nothing but its number.
-         */
-        uint64_t (*count)(const struct space *space, const struct kvd_index *ix,
-                          uint64_t max_blocks);
-        bool (*has_room)(const struct space *space); /* can one more copy be charged? */
-        void (*charge)(struct space *space, int64_t copies);
-        /* the descriptor for workers, or -errno */
-        int (*open)(struct space *space, uint64_t bytes);
-        void (*erase)(int fd, uint64_t from, uint64_t bytes); /* frees the memory of that range */
-};
-
-#define KVD_TIER(id, what) extern const struct tier tier_##id;
-#include "ipc/base/tiers.def"
-
 static inline struct place *place_moved(const struct space *space, uint32_t place) {
-        const struct tiers *all = tiers_of(space);
+        const struct places *all = places_of(space);
 
-        return all->moved && place < all->places[KVD_TIER_memory].n ? &all->moved[place] : NULL;
+        return all->moved && place < all->n ? &all->moved[place] : NULL;
 }
 /* Are the bytes of the copy in memory? */
 static inline bool place_is_here(const struct space *space, uint32_t place) {
@@ -102,15 +78,15 @@ bool place_ends(struct space *space, uint32_t place, enum place_state state);
 int place_memory(struct space *space, uint32_t place, uint64_t *offset);
 
 bool place_available(const struct space *space);
-uint64_t places_free(const struct space *space); /* even if there is no memory for them */
-uint32_t place_take(struct space *space);        /* KVD_NOWHERE: no tier has room */
+uint32_t place_take(struct space *space); /* KVD_NOWHERE: there is no place, or no memory */
 void place_erase(struct space *space, uint32_t place);
 
+uint64_t places_free(const struct space *space); /* even if there is no memory for them */
+uint64_t places_used(const struct space *space);
 /* Memory of the space's copies, without those in files. */
-uint64_t tiers_copy_bytes(const struct space *space);
-uint64_t places_used(const struct space *space, uint32_t tier);
-/* the i-th unused place, for checks */
-uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i);
+uint64_t places_bytes(const struct space *space);
+/* the i-th unused place, from the bottom of the stack */
+uint32_t place_free_at(const struct space *space, uint32_t i);
 
 /*
  * Copies and sketches of all spaces share a budget of host memory. The space's domain must be set.

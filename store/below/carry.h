@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_TIER_CARRY_H
-#define KVD_STORE_TIER_CARRY_H
+#ifndef KVD_STORE_BELOW_CARRY_H
+#define KVD_STORE_BELOW_CARRY_H
 
 /*
  * Blocks of a pool on a GPU on their way to a tier below it, or back. Disks and servers can access
