@@ -8,7 +8,7 @@
  *
  *      cache      index, blocks, segments, eviction, spaces, attachments, data that is still to come;
  *                 calls the other folders only by hooks (hooks.h)
- *      below      the places below the pool: what goes there, and how it comes back; exact copies in
+ *      below      the tiers below the pool: what goes there, and how it comes back; exact copies in
  *                 host memory (place.h), which blocks of a GPU pass through (carry.h)
  *      file       the file tier
  *      remote     the remote tier
@@ -141,7 +141,7 @@ struct store {
         struct jobs jobs;
         uint32_t *ranks; /* owned; scratch: a counter for each 16-bit value */
         struct store_wakes wakes;
-        struct below *below;   /* the places below the pool: list */
+        struct below *below;   /* the tiers below the pool: list */
         struct file *file;     /* owned; the file tier, or NULL */
         struct remote *remote; /* owned; the remote tier, or NULL */
         struct kvd_why why;

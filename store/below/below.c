@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The places below the pool, in the order in which fetches ask them: whose turn it is, and what
+ * The tiers below the pool, in the order in which fetches ask them: whose turn it is, and what
  * they are told of spaces and clients.
  */
 

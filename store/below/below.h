@@ -3,15 +3,15 @@
 #define KVD_STORE_BELOW_H
 
 /*
- * A place below the pool: the file (or host memory instead of one), or the servers. The same sweep
- * (sweep.c) chooses what is written to each place, and the same fetches (bring.c) bring blocks
- * back. They know a place by its struct below_ops; how a block is found and moved is the place's
- * own business. A place has one request at a time:
+ * A tier below the pool: the file (or host memory instead of one), or the servers. The same sweep
+ * (sweep.c) chooses what is written to each tier, and the same fetches (bring.c) bring blocks
+ * back. They know a tier by its struct below_ops; how a block is found and moved is the tier's
+ * own business. A tier has one request at a time:
  *
  *      below_next ──► bring_next ──► ask_names, or begin_read and add_read ──► its process
  *                └──► sweep_next ──► begin_write and add_write ──────────────► its process
  *
- *      answer ──► bring_done, or the place's own function for what was written
+ *      answer ──► bring_done, or the tier's own function for what was written
  */
 
 #include "store/cache/cache.h"
@@ -23,14 +23,14 @@ struct below;
 #define BELOW_ITEMS 256u /* blocks of a request, at most */
 
 /*
- * What a place calls a block. File: the record's sequence, then where it is. Servers: a key. All
+ * What a tier calls a block. File: the record's sequence, then where it is. Servers: a key. All
  * zeros: the root of a chain; the file has its records' root in the second word then.
  */
 struct below_name {
         uint64_t word[2];
 };
 
-/* What a place has of a chain, behind its resident blocks. */
+/* What a tier has of a chain, behind its resident blocks. */
 struct below_found {
         uint32_t n;     /* number of blocks; if names are asked for later: the most it may find */
         uint32_t first; /* the fetch also keeps the tokens of so many resident blocks before */
@@ -67,7 +67,7 @@ struct below_ops {
          */
         int (*begin_write)(struct below *b, struct space *space);
         void (*passes)(struct below *b, struct space *space, uint32_t id); /* NULL: nothing to do */
-        /* Does the place have the block, or will it with this request? */
+        /* Does the tier have the block, or will it with this request? */
         bool (*has)(const struct below *b, const struct space *space, uint32_t id);
         /* 0; -EAGAIN: not with this request, but with the next one; else it is passed over. */
         int (*add_write)(struct below *b, struct space *space, uint32_t id);
@@ -77,11 +77,11 @@ struct below_ops {
         /* NULL: nothing to do. all: the round wrote all blocks */
         void (*end_round)(struct below *b, struct space *space, bool all);
 
-        /* The place has the block now, by that name. */
+        /* The tier has the block now, by that name. */
         void (*note)(struct below *b, struct space *space, uint32_t id, struct below_name name);
 };
 
-struct below { /* first member of a place's state */
+struct below { /* first member of a tier's state */
         const struct below_ops *ops;
         struct below *next; /* in store->below, in the order in which fetches ask */
         struct store *store;
@@ -101,7 +101,7 @@ struct below { /* first member of a place's state */
         uint32_t turn;           /* number of the space to sweep next */
 };
 
-struct below_space {      /* first member of a place's state of a space */
+struct below_space {      /* first member of a tier's state of a space */
         bool unswept;     /* something has changed since the last full round */
         bool all;         /* in this round blocks are written even if they are not admitted */
         uint32_t hand;    /* block to look at next */
@@ -109,12 +109,12 @@ struct below_space {      /* first member of a place's state of a space */
         uint64_t changes; /* carry_changes when unswept was last set */
 };
 
-/* The place comes last in store->below. */
+/* The tier comes last in store->below. */
 void below_begin(struct below *b, struct store *store, const struct below_ops *ops);
 void below_want(const struct below *b, bool soon);
-/* The place came or went, or may have lost blocks: every space is swept again. */
+/* The tier came or went, or may have lost blocks: every space is swept again. */
 void below_changes(struct below *b);
-/* The place's state of the space; NULL if it does not serve the space now. */
+/* The tier's state of the space; NULL if it does not serve the space now. */
 struct below_space *below_space_of(const struct below *b, const struct space *space);
 /* Adds a block to those of the request; lets all of them go when what was written is known. */
 void below_hold(struct below *b, struct space *space, kvd_ref block);
@@ -125,7 +125,7 @@ bool below_next(struct below *b, bool *later);
 /* ---- sweep.c --------------------------------------------------------------------------------- */
 
 bool sweep_next(struct below *b, bool *later);
-/* The block and those before it that the place lacks. Returns as add_write does. */
+/* The block and those before it that the tier lacks. Returns as add_write does. */
 int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *looks);
 /* Begins a new round. */
 void sweep_again(struct below_space *bs);

@@ -14,7 +14,7 @@
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* False: the place does not have the block any more, or there is no room for it. */
+/* False: the tier does not have the block any more, or there is no room for it. */
 static bool add_block(struct below *b, const struct fetch *f, uint32_t i, uint32_t *reads) {
         kvd_ref to = b->ops->may_read(b, f, i) ? room_take(f->space, f->attachment->arena, reads) :
                                                  0;

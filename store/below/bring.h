@@ -3,7 +3,7 @@
 #define KVD_STORE_BELOW_BRING_H
 
 /*
- * Fetches: each brings a part of a chain back from one place below the pool. It holds the last
+ * Fetches: each brings a part of a chain back from one tier below the pool. It holds the last
  * resident block of its chain, seals each block that arrives after it, and signals the client's
  * eventfd when it ends. fetch.c: beginning and end; turns.c: the queue; bring.c: requests and
  * answers.
@@ -25,7 +25,7 @@ struct fetch {
         uint64_t begun_ns;
 
         bool found;     /* n and names are set */
-        uint32_t n, at; /* n: blocks that the place has; at: blocks of these done */
+        uint32_t n, at; /* n: blocks that the tier has; at: blocks of these done */
         uint32_t depth; /* of the first of them */
         uint32_t first; /* number of resident blocks before it whose tokens are kept, too */
         uint32_t n_tokens;

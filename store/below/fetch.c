@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The beginning and the end of a fetch: how far its chain is resident, which place has the blocks
+ * The beginning and the end of a fetch: how far its chain is resident, which tier has the blocks
  * behind that, and the memory that the fetch takes.
  */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The sweep chooses what is written to a place below the pool. A hand goes round a space's blocks
- * and picks those that are admitted (admit.c), together with the blocks before them that the place
+ * The sweep chooses what is written to a tier below the pool. A hand goes round a space's blocks
+ * and picks those that are admitted (admit.c), together with the blocks before them that the tier
  * lacks. A bidirectional prefix is picked by its last block.
  */
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The queue of a place's fetches. Domains take turns, and so do the clients of a domain.
+ * The queue of a tier's fetches. Domains take turns, and so do the clients of a domain.
  */
 
 #include <errno.h>
 
 #include "store/below/bring.h"
 
-#define PLACES 512u /* fetches of a domain, in each place */
+#define PLACES 512u /* fetches of a domain, in each tier */
 
 static struct fetch *fetch_of(struct kvd_list_node *node) {
         return container_of(node, struct fetch, waiting);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A place below the pool is one struct below_ops: this one keeps blocks in this process. The sweep
+ * A tier below the pool is one struct below_ops: this one keeps blocks in this process. The sweep
  * and the fetches that serve the file and the servers serve it, too.
  */
 
@@ -17,9 +17,9 @@
 
 #define N 16u       /* blocks of a chain */
 #define AT_ONCE 3u  /* blocks of a request */
-#define RECORDS 64u /* blocks that the place can have */
+#define RECORDS 64u /* blocks that the tier can have */
 
-/* ---- the place ------------------------------------------------------------------------------- */
+/* ---- the tier ------------------------------------------------------------------------------- */
 
 struct record {
         uint32_t up; /* 1 + number of its parent's record; 0: the root */
@@ -27,7 +27,7 @@ struct record {
         uint8_t bytes[BLOCK_BYTES];
 };
 
-static struct memory_place {
+static struct memory_tier {
         struct below below;
         struct below_space state;
         bool on;
@@ -36,7 +36,7 @@ static struct memory_place {
         kvd_ref blocks[RECORDS];   /* the block that has the record; 0: none */
         uint32_t planned[AT_ONCE]; /* records that the request reads or writes */
         struct below_name names[N];
-} place;
+} tier;
 
 static struct space *space;
 static struct attachment *a;
@@ -44,11 +44,11 @@ static uint32_t tokens[N * BT];
 static int32_t errors[AT_ONCE];
 
 static struct below_space *state(const struct space *s) {
-        return &place.state;
+        return &tier.state;
 }
 
 static bool serves(const struct below *b, const struct space *s) {
-        return place.on && s == space;
+        return tier.on && s == space;
 }
 
 static bool may_begin(struct below *b, struct space *s) {
@@ -61,15 +61,15 @@ static bool is_full(const struct below *b) {
 
 /* 1 + number of the block's record, or 0. */
 static uint32_t record_of(uint32_t id) {
-        for (uint32_t i = 0; id != NONE && i < place.n_records; i++)
-                if (place.blocks[i] == block_ref(space, id))
+        for (uint32_t i = 0; id != NONE && i < tier.n_records; i++)
+                if (tier.blocks[i] == block_ref(space, id))
                         return i + 1;
         return 0;
 }
 
 static uint32_t record_behind(uint32_t up, const uint32_t *of) {
-        for (uint32_t i = 0; i < place.n_records; i++)
-                if (place.records[i].up == up && memcmp(place.records[i].tokens, of, BT * 4) == 0)
+        for (uint32_t i = 0; i < tier.n_records; i++)
+                if (tier.records[i].up == up && memcmp(tier.records[i].tokens, of, BT * 4) == 0)
                         return i + 1;
         return 0;
 }
@@ -84,9 +84,9 @@ static bool find(struct below *b, struct space *s, const struct fetch_request *q
                 up = record_behind(up, q->tokens + i * BT);
                 if (!up)
                         break;
-                place.names[n] = (struct below_name){{up}};
+                tier.names[n] = (struct below_name){{up}};
         }
-        *ret = (struct below_found){.n = n, .n_tokens = n * BT, .names = place.names};
+        *ret = (struct below_found){.n = n, .n_tokens = n * BT, .names = tier.names};
         return n;
 }
 
@@ -99,7 +99,7 @@ static bool may_read(struct below *b, const struct fetch *f, uint32_t i) {
 }
 
 static void add_read(struct below *b, const struct fetch *f, uint32_t i, kvd_ref to) {
-        place.planned[b->n_blocks - 1] = (uint32_t)f->names[i + 1].word[0] - 1;
+        tier.planned[b->n_blocks - 1] = (uint32_t)f->names[i + 1].word[0] - 1;
 }
 
 static void end_read(struct below *b) {
@@ -118,15 +118,15 @@ static bool has(const struct below *b, const struct space *s, uint32_t id) {
 }
 
 static int add_write(struct below *b, struct space *s, uint32_t id) {
-        struct record *r = &place.records[place.n_records];
+        struct record *r = &tier.records[tier.n_records];
 
-        if (place.n_records == RECORDS)
+        if (tier.n_records == RECORDS)
                 return -ENOSPC;
         r->up = record_of(block_of(s, id)->parent);
         memcpy(r->tokens, block_desc(s, id)->tokens, sizeof r->tokens);
         below_hold(b, s, block_ref(s, id));
-        place.planned[b->n_blocks - 1] = place.n_records;
-        place.blocks[place.n_records++] = block_ref(s, id);
+        tier.planned[b->n_blocks - 1] = tier.n_records;
+        tier.blocks[tier.n_records++] = block_ref(s, id);
         return 0;
 }
 
@@ -135,7 +135,7 @@ static bool end_write(struct below *b) {
 }
 
 static void note(struct below *b, struct space *s, uint32_t id, struct below_name name) {
-        place.blocks[name.word[0] - 1] = block_ref(s, id);
+        tier.blocks[name.word[0] - 1] = block_ref(s, id);
 }
 
 static const struct below_ops ops = {.state = state,
@@ -165,10 +165,10 @@ static int memory_of(kvd_ref block, uint64_t *offset) {
 }
 
 static void move(bool read) {
-        for (uint32_t i = 0; i < place.below.n_blocks; i++) {
-                uint8_t *bytes = place.records[place.planned[i]].bytes;
+        for (uint32_t i = 0; i < tier.below.n_blocks; i++) {
+                uint8_t *bytes = tier.records[tier.planned[i]].bytes;
                 uint64_t offset;
-                int fd = memory_of(place.below.blocks[i], &offset);
+                int fd = memory_of(tier.below.blocks[i], &offset);
                 ssize_t n = read ? pwrite(fd, bytes, BLOCK_BYTES, (off_t)offset) :
                                    pread(fd, bytes, BLOCK_BYTES, (off_t)offset);
 
@@ -177,19 +177,19 @@ static void move(bool read) {
 }
 
 static void answer(void) {
-        bool read = place.below.reading;
+        bool read = tier.below.reading;
 
         move(read);
         if (read)
-                bring_done(&place.below, errors, place.below.n_blocks);
+                bring_done(&tier.below, errors, tier.below.n_blocks);
         else
-                below_let_go(&place.below);
+                below_let_go(&tier.below);
 }
 
 static bool ask(void) {
         bool later;
 
-        return below_next(&place.below, &later);
+        return below_next(&tier.below, &later);
 }
 
 /* Answers requests until there are no more. Returns how many there were. */
@@ -278,11 +278,11 @@ static bool has_ended(int fd) {
 }
 
 static void begin(void) {
-        memset(&place, 0, sizeof place);
+        memset(&tier, 0, sizeof tier);
         memset(errors, 0, sizeof errors);
-        place.on = true;
+        tier.on = true;
         fixture_open(4 * N, 0);
-        below_begin(&place.below, store, &ops);
+        below_begin(&tier.below, store, &ops);
         space = fixture_space("s", 0);
         a = fixture_attach(space);
         make_chain();
@@ -300,7 +300,7 @@ START_TEST(what_is_written_comes_back) {
         int fd;
 
         ck_assert_uint_eq(serve(), (N + AT_ONCE - 1) / AT_ONCE);
-        ck_assert_uint_eq(place.n_records, N);
+        ck_assert_uint_eq(tier.n_records, N);
         check_clean(space);
         evict();
         fd = fetch(N * BT);
@@ -309,7 +309,7 @@ START_TEST(what_is_written_comes_back) {
         ck_assert(has_ended(fd));
         close(fd);
         ck_assert_uint_eq(right(), N);
-        ck_assert_uint_eq(place.n_records, N); /* nothing is written again */
+        ck_assert_uint_eq(tier.n_records, N); /* nothing is written again */
         ck_assert_int_eq(fetch(N * BT), -1);
 }
 END_TEST
@@ -328,7 +328,7 @@ START_TEST(a_fetch_ends_at_a_block_that_is_broken) {
         ck_assert(has_ended(fd));
         close(fd);
         ck_assert_uint_eq(right(), AT_ONCE + 1);
-        ck_assert(!ask() || !place.below.reading);
+        ck_assert(!ask() || !tier.below.reading);
 }
 END_TEST
 
@@ -347,31 +347,31 @@ START_TEST(what_leaves_does_not_wait_for_a_request) {
                 ck_assert_uint_eq(right(), AT_ONCE);
         } else {
                 ck_assert_int_eq(space_delete(space, true), 0);
-                ck_assert_ptr_null(place.below.space);
-                bring_done(&place.below, NULL, 0);
+                ck_assert_ptr_null(tier.below.space);
+                bring_done(&tier.below, NULL, 0);
                 space = NULL;
         }
         ck_assert(has_ended(fd));
-        ck_assert_ptr_null(place.below.fetches.first);
+        ck_assert_ptr_null(tier.below.fetches.first);
         close(fd);
 }
 END_TEST
 
-START_TEST(a_place_that_is_off_is_not_asked) {
+START_TEST(a_tier_that_is_off_is_not_asked) {
         serve();
         evict();
-        place.on = false;
+        tier.on = false;
         ck_assert_int_eq(fetch(0), -1);
         make_chain();
         ck_assert_uint_eq(serve(), 0);
-        place.on = true;
-        below_changes(&place.below); /* it may have lost everything meanwhile */
-        place.n_records = 0;
+        tier.on = true;
+        below_changes(&tier.below); /* it may have lost everything meanwhile */
+        tier.n_records = 0;
         ck_assert_uint_gt(serve(), 0);
-        ck_assert_uint_eq(place.n_records, N);
+        ck_assert_uint_eq(tier.n_records, N);
 }
 END_TEST
 
 SUITE("below", FIXTURE(begin, end), LOOPS(2, what_leaves_does_not_wait_for_a_request),
       TESTS(what_is_written_comes_back, a_fetch_ends_at_a_block_that_is_broken,
-            a_place_that_is_off_is_not_asked))
+            a_tier_that_is_off_is_not_asked))
