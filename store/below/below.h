@@ -57,7 +57,7 @@ struct below_ops {
         void (*begin_read)(struct below *b, struct space *space);
         bool (*may_read)(struct below *b, const struct fetch *f, uint32_t i); /* its i-th block */
         void (*add_read)(struct below *b, const struct fetch *f, uint32_t i, kvd_ref to);
-        void (*end_read)(struct below *b); /* the request has at least one block */
+        void (*end_read)(struct below *b); /* with at least one block; NULL: nothing to do */
         /* Counts the i-th block of the request, which was read or not. */
         void (*was_read)(struct below *b, uint32_t i, int error);
 

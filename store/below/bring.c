@@ -31,7 +31,7 @@ static bool ask_for_blocks(struct below *b, const struct fetch *f, uint32_t *rea
         while (f->at + b->n_blocks < f->n && !b->ops->is_full(b) &&
                add_block(b, f, f->at + b->n_blocks, reads))
                 ;
-        if (b->n_blocks)
+        if (b->n_blocks && b->ops->end_read)
                 b->ops->end_read(b);
         return b->n_blocks;
 }

@@ -71,8 +71,9 @@ static uint64_t next_end(const struct space *space, const struct chain_at *at) {
 struct chain_at bring_walk(const struct space *space, const struct fetch_request *q) {
         struct chain_at begin = begin_of(space, q), at = begin;
         uint32_t bt = space_full_tokens(space, q->group);
+        uint32_t most = space_finds_whole(space) ? KVD_WHOLE_BLOCKS : KVD_FETCH_DEPTH;
 
-        while (at.depth - begin.depth < KVD_FETCH_DEPTH &&
+        while (at.depth - begin.depth < most &&
                next_end(space, &at) <= bring_end_of(space, q) &&
                chain_step(space, &at, q->tokens + (uint64_t)(at.depth - begin.depth) * bt))
                 ;

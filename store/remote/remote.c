@@ -25,13 +25,14 @@ static void carried(struct carry *carry, bool failed);
 
 /* Blocks of a pool on a GPU pass through host memory. */
 static int make_carry(struct remote *remote) {
-        remote->below.carry = sys->calloc(1, sizeof *remote->below.carry);
-        if (!remote->below.carry)
+        struct carry *carry = remote->below.carry = sys->calloc(1, sizeof *carry);
+
+        if (!carry)
                 return -ENOMEM;
-        remote->below.carry->done = carried;
-        remote->below.carry->owner = remote;
-        remote->below.carry->most = STORE_CARRY_BYTES;
-        carry_open(remote->below.carry, remote->store);
+        carry->done = carried;
+        carry->owner = remote;
+        carry->most = STORE_CARRY_BYTES;
+        carry_open(carry, remote->store);
         return 0;
 }
 
@@ -233,9 +234,6 @@ static bool serves(const struct below *b, const struct space *space) {
         return remote_for(space);
 }
 
-static void end_read(struct below *b) {
-}
-
 const struct below_ops remote_below = {.state = state,
                                        .serves = serves,
                                        .may_begin = remote_may_begin,
@@ -245,7 +243,6 @@ const struct below_ops remote_below = {.state = state,
                                        .begin_read = remote_begin_read,
                                        .may_read = remote_may_read,
                                        .add_read = remote_add_read,
-                                       .end_read = end_read,
                                        .was_read = remote_was_read,
                                        .begin_write = remote_begin_write,
                                        .has = remote_has,

@@ -102,9 +102,6 @@ static void add_read(struct below *b, const struct fetch *f, uint32_t i, kvd_ref
         tier.planned[b->n_blocks - 1] = (uint32_t)f->names[i + 1].word[0] - 1;
 }
 
-static void end_read(struct below *b) {
-}
-
 static void was_read(struct below *b, uint32_t i, int error) {
 }
 
@@ -146,7 +143,6 @@ static const struct below_ops ops = {.state = state,
                                      .begin_read = begin_read,
                                      .may_read = may_read,
                                      .add_read = add_read,
-                                     .end_read = end_read,
                                      .was_read = was_read,
                                      .begin_write = begin_write,
                                      .has = has,
