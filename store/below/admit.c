@@ -31,6 +31,21 @@ bool admit_can_lead(const struct space *space, uint32_t id) {
                 !tokens_at(space, desc->group, desc->root, desc->depth + 1));
 }
 
+#define EVICTED (UINT32_C(1) << 31) /* of a mark: the block's record was evicted after that use */
+
+static uint32_t last_use(const struct space *space, uint32_t id) {
+        return ((uint32_t)block_last_use(space, id) & ~EVICTED) | 1;
+}
+
+uint32_t admit_evicted(const struct space *space, uint32_t id) {
+        return last_use(space, id) | EVICTED;
+}
+
+void admit_give_up(struct space *space, uint32_t id) {
+        if (!block_record(space, id)->place)
+                block_set_record(space, id, 0, admit_evicted(space, id), 0);
+}
+
 /* Remembers the block's last use when it is first found unpinned; a later use is its second. */
 static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
         uint32_t *mark = &block_record(space, id)->mark, last;
@@ -38,16 +53,18 @@ static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
         *reads -= MIN(*reads, space_seats(space));
         if (!*mark && block_pinned(space, id, NULL))
                 return false;
-        last = (uint32_t)block_last_use(space, id) | 1;
+        last = last_use(space, id);
         if (!*mark)
                 *mark = last;
-        return *mark != last;
+        return (*mark & ~EVICTED) != last;
 }
 
 bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads) {
         const struct kvd_desc *desc = block_desc(space, id);
+        const struct block_record *record = block_record(space, id);
         uint64_t end = (uint64_t)desc->depth * space_full_tokens(space, desc->group) +
                        desc->n_tokens;
 
-        return end >= depth || block_record(space, id)->place || used_again(space, id, reads);
+        return record->place || (end >= depth && !(record->mark & EVICTED)) ||
+               used_again(space, id, reads);
 }

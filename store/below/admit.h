@@ -14,9 +14,13 @@ bool admit_can_return(const struct space *space, uint32_t id);
  * prefix only the last block can, provided that the whole prefix can be fetched back.
  */
 bool admit_can_lead(const struct space *space, uint32_t id);
+/* The mark (struct block_record) of a block whose record was evicted. */
+uint32_t admit_evicted(const struct space *space, uint32_t id);
+/* The block was not written, for lack of room: it is admitted at its next use. */
+void admit_give_up(struct space *space, uint32_t id);
 /*
  * depth: a block that ends at or beyond this many tokens is admitted at its first use. A block that
- * has a record was admitted before. Subtracts the number of pin pages that it reads from *reads.
+ * has a record was admitted before; one whose record was evicted is admitted at its next use. Subtracts the number of pin pages that it reads from *reads.
  */
 bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads);
 

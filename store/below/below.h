@@ -21,6 +21,7 @@ struct fetch;
 struct below;
 
 #define BELOW_ITEMS 256u /* blocks of a request, at most */
+static_assert(BELOW_ITEMS >= KVD_DISK_ITEMS, "a request of the file's");
 
 /*
  * What a tier calls a block. File: the record's sequence, then where it is. Servers: a key. All
@@ -71,7 +72,10 @@ struct below_ops {
         bool (*has)(const struct below *b, const struct space *space, uint32_t id);
         /* 0; -EAGAIN: not with this request, but with the next one; else it is passed over. */
         int (*add_write)(struct below *b, struct space *space, uint32_t id);
-        /* The same for all blocks of the bidirectional prefix that ends with the block. */
+        /*
+         * The same for all blocks of the bidirectional prefix that ends with the block. *looks grows
+         * by the number of those to write.
+         */
         int (*add_prefix)(struct below *b, struct space *space, uint32_t last, uint32_t *looks);
         bool (*end_write)(struct below *b); /* true: there is a request */
         /* NULL: nothing to do. all: the round wrote all blocks */
@@ -106,6 +110,7 @@ struct below_space {      /* first member of a tier's state of a space */
         bool all;         /* in this round blocks are written even if they are not admitted */
         uint32_t hand;    /* block to look at next */
         uint32_t looked;  /* blocks looked at in this round */
+        uint32_t path;    /* blocks of the hand's path at the last request; 0: it begins */
         uint64_t changes; /* carry_changes when unswept was last set */
 };
 

@@ -26,20 +26,24 @@ static bool add_block(struct below *b, const struct fetch *f, uint32_t i, uint32
         return true;
 }
 
-static bool ask_for_blocks(struct below *b, const struct fetch *f, uint32_t *reads) {
+static bool ask_for_blocks(struct below *b, struct fetch *f, uint32_t *reads) {
         b->ops->begin_read(b, f->space);
         while (f->at + b->n_blocks < f->n && !b->ops->is_full(b) &&
                add_block(b, f, f->at + b->n_blocks, reads))
                 ;
-        if (b->n_blocks && b->ops->end_read)
+        if (!b->n_blocks)
+                return false;
+        b->reading = f;
+        if (b->ops->end_read)
                 b->ops->end_read(b);
-        return b->n_blocks;
+        return true;
 }
 
 /* True: there is a request. */
 static bool ask(struct below *b, struct fetch *f, uint32_t *reads) {
         if (f->found)
                 return ask_for_blocks(b, f, reads);
+        b->reading = f;
         b->ops->ask_names(b, f);
         return true;
 }
@@ -50,12 +54,12 @@ bool bring_next(struct below *b, bool *later) {
 
         for (uint32_t i = 0; i < AT_ONCE && reads; i++) {
                 f = kvd_list_first(&b->fetches, struct fetch, waiting);
-                if (!f || !b->ops->may_begin(b, f->space))
+                if (!f)
                         return false;
-                if (!fetch_is_needless(f) && ask(b, f, &reads)) {
-                        b->reading = f;
+                if (f->found && !b->ops->may_begin(b, f->space))
+                        break;
+                if (!fetch_is_needless(f) && ask(b, f, &reads))
                         return true;
-                }
                 if (reads)
                         fetch_end(f);
         }

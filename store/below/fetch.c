@@ -73,8 +73,7 @@ struct chain_at bring_walk(const struct space *space, const struct fetch_request
         uint32_t bt = space_full_tokens(space, q->group);
         uint32_t most = space_finds_whole(space) ? KVD_WHOLE_BLOCKS : KVD_FETCH_DEPTH;
 
-        while (at.depth - begin.depth < most &&
-               next_end(space, &at) <= bring_end_of(space, q) &&
+        while (at.depth - begin.depth < most && next_end(space, &at) <= bring_end_of(space, q) &&
                chain_step(space, &at, q->tokens + (uint64_t)(at.depth - begin.depth) * bt))
                 ;
         return space_finds_whole(space) && tokens_at(space, at.group, at.root, at.depth) ? begin :

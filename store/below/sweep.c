@@ -23,6 +23,7 @@ void sweep_again(struct below_space *bs) {
 }
 
 void sweep_go_on(const struct space *space, struct below_space *bs) {
+        bs->path = 0;
         bs->hand = bs->hand + 1 < space_ids(space) ? bs->hand + 1 : 0;
         bs->looked++;
 }
@@ -45,9 +46,24 @@ int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *
         return r;
 }
 
-static int add(struct below *b, struct space *space, uint32_t id, uint32_t *looks) {
-        return (space_finds_whole(space) ? b->ops->add_prefix : sweep_add_path)(b, space, id,
-                                                                                looks);
+/*
+ * Adds the block's path. If the request does not take all of it, the next one goes on with what is
+ * left, unless that is not less: other spaces' blocks take the place of this path's then.
+ */
+static int add(struct below *b, struct space *space, struct below_space *bs, uint32_t *looks) {
+        uint32_t before = *looks, id = bs->hand, n;
+        int r = (space_finds_whole(space) ? b->ops->add_prefix : sweep_add_path)(b, space, id,
+                                                                                 looks);
+
+        n = *looks - before;
+        if (r != -EAGAIN)
+                return r;
+        if (bs->path && n >= bs->path) {
+                admit_give_up(space, id);
+                return -ENOSPC;
+        }
+        bs->path = n;
+        return r;
 }
 
 /* False: the request ends here, and the next one continues with the same block. */
@@ -59,7 +75,7 @@ static bool look_at(struct below *b, struct space *space, struct below_space *bs
                 b->ops->passes(b, space, id);
         if (admit_can_lead(space, id) && !b->ops->has(b, space, id) &&
             (bs->all || admit_block(space, id, b->depth, reads)) &&
-            add(b, space, id, looks) == -EAGAIN)
+            add(b, space, bs, looks) == -EAGAIN)
                 return false;
         sweep_go_on(space, bs);
         return true;

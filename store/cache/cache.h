@@ -120,7 +120,8 @@ struct block_record {
         uint32_t place; /* plus 1; 0 if none */
         /*
          * With a place: low half of the record's sequence number. Without one: the clock of its
-         * last use when no client had it pinned (below/admit.c); 0 if not noted yet.
+         * last use when no client had it pinned (below/admit.c), or when its record was evicted; 0
+         * if not noted yet.
          */
         uint32_t mark;
 };

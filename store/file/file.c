@@ -15,6 +15,7 @@
 #include "ipc/base/place.h"
 #include "ipc/base/wide.h"
 #include "store/account.h"
+#include "store/below/admit.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
@@ -210,7 +211,7 @@ uint32_t file_record_of(const struct file *file, const struct space *space, uint
 
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id) {
         if (block_record(space, id)->place && file_record_of(file, space, id) == CATALOG_NOWHERE)
-                block_set_record(space, id, 0, 0, 0);
+                block_set_record(space, id, 0, admit_evicted(space, id), 0);
 }
 
 void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence) {

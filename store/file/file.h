@@ -161,7 +161,10 @@ uint32_t file_record_behind(const struct file *file, struct kvd_label *label, ui
                             const uint32_t *tokens);
 /* The place of a resident block's record, or CATALOG_NOWHERE. */
 uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id);
-/* Clears a reference to a record that is gone, whose mark would be taken for that of a use. */
+/*
+ * Clears a reference to a record that was evicted: a file that is too small for all blocks would be
+ * written for ever, so the block is written again only after its next use.
+ */
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id);
 void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence);
 

@@ -210,8 +210,8 @@ int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_
         if (!take_prefix(file, space, last, &p))
                 return -EPERM;
         n = p.n;
-        *looks += n;
         pass_written(file, space, &p);
+        *looks += p.n;
         if (p.n == n)
                 there = find_prefix(file, space, &p);
         if (there != CATALOG_NOWHERE) {
@@ -297,8 +297,10 @@ void file_written(struct file *file, const int32_t *errors, uint32_t n) {
                 bool written = !error;
 
                 file_count_error(&file->disk.count, error);
-                if (!written && q->space)
+                if (!written && q->space) {
                         file_space_of(q->space)->left++;
+                        block_set_record(q->space, kvd_ref_id(q->items[i].block), 0, 0, 0);
+                }
                 if (!written) {
                         (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
                         continue;

@@ -12,6 +12,8 @@
 #include "store/cache/cache.h"
 #include "store/remote_tier.h"
 
+static_assert(BELOW_ITEMS >= KVD_REMOTE_ITEMS, "a request of the servers'");
+
 struct remote { /* of a store */
         struct below below;
         struct store *store;

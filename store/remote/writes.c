@@ -193,7 +193,7 @@ void remote_written(struct remote *remote, const struct kvd_key *names, const in
         pause_after(remote, all, q->n);
         if (!q->space || all == q->n)
                 return;
-        if (space_finds_whole(q->space))
-                sweep_go_on(q->space, &remote_space_of(q->space)->below); /* not again at once */
+        if (!all || space_finds_whole(q->space)) /* others first: it may be refused again */
+                sweep_go_on(q->space, &remote_space_of(q->space)->below);
         sweep_again(&remote_space_of(q->space)->below);
 }

@@ -17,6 +17,7 @@
 
 #define N 16u       /* blocks of a chain */
 #define AT_ONCE 3u  /* blocks of a request */
+#define MOST 100u   /* requests, if they end at all */
 #define RECORDS 64u /* blocks that the tier can have */
 
 /* ---- the tier ------------------------------------------------------------------------------- */
@@ -32,7 +33,7 @@ static struct memory_tier {
         struct below_space state;
         bool on;
         struct record records[RECORDS];
-        uint32_t n_records;
+        uint32_t n_records, most;
         kvd_ref blocks[RECORDS];   /* the block that has the record; 0: none */
         uint32_t planned[AT_ONCE]; /* records that the request reads or writes */
         struct below_name names[N];
@@ -107,6 +108,8 @@ static void was_read(struct below *b, uint32_t i, int error) {
 
 static int begin_write(struct below *b, struct space *s) {
         ck_assert_uint_eq(b->n_blocks, 0);
+        if (tier.n_records + AT_ONCE > tier.most)
+                tier.n_records = 0; /* everything is evicted */
         return 1;
 }
 
@@ -194,9 +197,10 @@ static uint32_t serve(void) {
 
         for (uint32_t quiet = 0; quiet < 4; quiet++) {
                 idle();
-                for (; ask(); n++, quiet = 0)
+                for (; n < MOST && ask(); n++, quiet = 0)
                         answer();
         }
+        ck_assert_uint_lt(n, MOST);
         return n;
 }
 
@@ -277,6 +281,7 @@ static void begin(void) {
         memset(&tier, 0, sizeof tier);
         memset(errors, 0, sizeof errors);
         tier.on = true;
+        tier.most = RECORDS;
         fixture_open(4 * N, 0);
         below_begin(&tier.below, store, &ops);
         space = fixture_space("s", 0);
@@ -307,6 +312,17 @@ START_TEST(what_is_written_comes_back) {
         ck_assert_uint_eq(right(), N);
         ck_assert_uint_eq(tier.n_records, N); /* nothing is written again */
         ck_assert_int_eq(fetch(N * BT), -1);
+}
+END_TEST
+
+/* A path was once written from its beginning for ever, if the tier evicted its first blocks. */
+START_TEST(a_path_that_does_not_fit_is_given_up) {
+        tier.below.depth = N * BT; /* only the last block is admitted */
+        tier.most = N / 2;
+        ck_assert_uint_gt(serve(), 1);
+        tier.most = RECORDS;
+        below_changes(&tier.below);
+        ck_assert_uint_eq(serve(), 0); /* until it is used again */
 }
 END_TEST
 
@@ -369,5 +385,5 @@ START_TEST(a_tier_that_is_off_is_not_asked) {
 END_TEST
 
 SUITE("below", FIXTURE(begin, end), LOOPS(2, what_leaves_does_not_wait_for_a_request),
-      TESTS(what_is_written_comes_back, a_fetch_ends_at_a_block_that_is_broken,
-            a_tier_that_is_off_is_not_asked))
+      TESTS(what_is_written_comes_back, a_path_that_does_not_fit_is_given_up,
+            a_fetch_ends_at_a_block_that_is_broken, a_tier_that_is_off_is_not_asked))

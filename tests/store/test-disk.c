@@ -183,6 +183,43 @@ START_TEST(what_the_disk_did_not_take_is_said) {
 }
 END_TEST
 
+/* Answers what is asked in so many rounds. Returns the number of the last round with a question. */
+static uint32_t serve(uint32_t rounds) {
+        const struct store_disk_question *q;
+        uint32_t last = 0;
+
+        for (uint32_t i = 1; i <= rounds; i++) {
+                idle();
+                q = now();
+                if (!q)
+                        continue;
+                moved(q, 0);
+                last = i;
+        }
+        return last;
+}
+
+/* Two spaces once evicted each other's records for ever, though nobody used them. */
+START_TEST(a_file_that_is_too_small_is_not_written_for_ever) {
+        struct space *first;
+
+        open_it(1, EXTENT_BYTES(4));
+        scan_one_extent();
+        make_chain(N, 1000);
+        first = space;
+        attachment_free(attachment, false);
+        space = fixture_space("other", 0);
+        attachment = fixture_attach(space);
+        make_chain(N, 2000);
+        ck_assert_uint_gt(serve(200), 0);
+        serve(200);
+        ck_assert_uint_eq(serve(1000), 0);
+        check_clean(first);
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
 /* A restart once found 416 of 480 records: the last write had not been answered. */
 START_TEST(unanswered_writes_do_not_count_as_written) {
         const struct store_disk_question *q;
@@ -774,6 +811,7 @@ SUITE("disk-answers", FIXTURE(forget_file, forget_file),
             a_fetch_ends_if_the_file_hangs, a_prefix_comes_whole,
             what_a_prefix_lacks_is_written_again, what_the_disk_did_not_take_is_said,
             unanswered_writes_do_not_count_as_written, fetches_do_not_wait_for_a_slow_file,
+            a_file_that_is_too_small_is_not_written_for_ever,
             a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process, what_no_file_knows_is_erased_at_once,
             deletions_while_a_file_opens_do_not_turn_it_off, names_in_a_file_have_shares,

@@ -9,6 +9,7 @@
 #include "store/below/bring.h"
 #include "store/file/volume.h"
 #include "store/file_tier.h"
+#include "store/remote/inside.h"
 #include "store/remote_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
@@ -208,6 +209,48 @@ START_TEST(tokens_are_fetched_behind_a_block_of_their_chain) {
 }
 END_TEST
 
+#define LONG 70u /* blocks: more than a request of the servers' */
+
+/* Servers refuse blocks of tokens below 20,000. Returns the number of other blocks written. */
+static uint32_t refuse_some(void) {
+        static struct kvd_key names[KVD_REMOTE_ITEMS];
+        static int32_t errors[KVD_REMOTE_ITEMS];
+        uint32_t taken = 0;
+
+        for (uint32_t i = 0; i < 300; i++) {
+                const struct store_remote_question *q;
+                bool later;
+
+                idle();
+                store->remote->push_pause_ns = 0;
+                q = store_remote_next(store, &later);
+                for (uint32_t k = 0; q && k < q->n; k++) {
+                        names[k].lo = q->items[k].block;
+                        errors[k] = q->items[k].tokens[0] < 20000 ? -EBUSY : 0;
+                        taken += !errors[k];
+                }
+                if (q)
+                        store_remote_put(store, names, errors, q->n);
+        }
+        return taken;
+}
+
+START_TEST(a_chain_that_is_refused_does_not_block_others) {
+        const struct store_remote_config config = {.depth = _i ? LONG * BT : 0};
+
+        files = false;
+        fixture_open(BLOCKS + 64, 0);
+        ck_assert_int_eq(store_remote_begin(store, &config), 0);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        store_remote_servers(store, 1, 0, "");
+        seal_chain(LONG * BT, 1000);
+        seal_chain(LONG * BT, 50000);
+        ck_assert_uint_eq(refuse_some(), LONG);
+        fixture_close();
+}
+END_TEST
+
 /* ---- prefixes whose tokens do not fit in a request ------------------------------------------- */
 
 static struct fetch_request part(uint32_t from, uint32_t to) {
@@ -339,7 +382,9 @@ START_TEST(the_reach_is_in_tokens_and_in_blocks) {
 }
 END_TEST
 
-SUITE("reach", LOOPS(2, a_chain_of_any_length_comes_back, a_block_that_is_not_full_is_not_written),
+SUITE("reach",
+      LOOPS(2, a_chain_that_is_refused_does_not_block_others, a_chain_of_any_length_comes_back,
+            a_block_that_is_not_full_is_not_written),
       TESTS(a_prefix_of_any_length_comes_back, parts_of_a_prefix_follow_one_another,
             servers_get_no_prefix_that_they_could_not_bring,
             tokens_are_fetched_behind_a_block_of_their_chain,

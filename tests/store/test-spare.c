@@ -78,4 +78,28 @@ START_TEST(places_go_back_when_nothing_is_carried) {
 }
 END_TEST
 
-SUITE("spare", FIXTURE(set_up, tear_down), TESTS(places_go_back_when_nothing_is_carried))
+/* A fetch that only asks what the servers have once waited for places of another space. */
+START_TEST(a_question_of_names_does_not_wait_for_places) {
+        const struct kvd_key names[N] = {{1, 1}, {2, 2}, {3, 3}};
+        const int32_t errors[N] = {0};
+        struct space *other = fixture_space("other", 0);
+        struct attachment *b = fixture_attach(other);
+        uint32_t tokens[N * BT];
+        struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
+        bool later;
+        int fd;
+
+        for (uint32_t i = 0; i < N * BT; i++)
+                tokens[i] = 900 + i;
+        seal_chain();
+        asked();
+        store_remote_put(store, names, errors, N);
+        ck_assert_int_eq(space_fetch(b, &q, &fd), 0);
+        ck_assert_int_ge(fd, 0);
+        ck_assert_ptr_nonnull(store_remote_next(store, &later));
+        store_remote_found(store, NULL, 0);
+}
+END_TEST
+
+SUITE("spare", FIXTURE(set_up, tear_down),
+      TESTS(places_go_back_when_nothing_is_carried, a_question_of_names_does_not_wait_for_places))
