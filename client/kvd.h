@@ -64,7 +64,15 @@ typedef struct kvd_space kvd_space;
 
 /* ---- geometry: every field that changes bytes ------------------------------------------------ */
 
-enum kvd_dtype { KVD_F32 = 1, KVD_F16 = 2, KVD_BF16 = 3, KVD_I8 = 4 };
+/*
+ * KVD_Q8 and KVD_Q4 are quantised. A row (head_dim numbers, of one token and KV head) is head_dim
+ * codes of 8 or 4 bits without a sign, then a scale and a least number, both f16, for each 64 codes
+ * in order (or fewer, at the end): number i is least + code * scale. Codes of 4 bits lie two to a
+ * byte, the first in the low half. So a row has head_dim or head_dim / 2 bytes, and 4 for each 64
+ * numbers. head_dim must be even, state_width must be 0, and the pool must be in host memory.
+ * kvd_paged_write (kvd_attend.h) quantises; of 64 numbers that are not all finite it makes NaNs.
+ */
+enum kvd_dtype { KVD_F32 = 1, KVD_F16 = 2, KVD_BF16 = 3, KVD_I8 = 4, KVD_Q8 = 5, KVD_Q4 = 6 };
 enum kvd_order { KVD_HND = 1, KVD_NHD = 2 }; /* order of head, token, dimension inside a plane */
 /* keys are stored after, before or without rotation */
 enum kvd_rope { KVD_ROPE_POST = 1, KVD_ROPE_PRE = 2, KVD_ROPE_NONE = 3 };

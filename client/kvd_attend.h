@@ -11,8 +11,8 @@
  *              kvd_paged_write        store keys and values of new tokens in blocks being filled
  *              kvd_paged_attention    attend from the new tokens to all positions up to their own
  *
- * Inputs and outputs are float; stored values are rounded to the space's dtype, to nearest even. A
- * result depends, bit for bit, only on the query and on the keys and values that it sees: not on
+ * Inputs and outputs are float; stored values are rounded to the space's dtype, to nearest even, or
+ * quantised (enum kvd_dtype). Blocks of KVD_I8 are refused: their scales are unknown. A result depends, bit for bit, only on the query and on the keys and values that it sees: not on
  * the number of tokens in a call, the location of blocks, or the processor.
  */
 

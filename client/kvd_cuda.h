@@ -120,7 +120,9 @@ int kvd_settle(kvd_space *space);
 struct kvd_layer_view {
         uint8_t *keys;   /* the layer's K plane in block 0: head 0, token 0 */
         uint8_t *values; /* likewise its V plane */
-        uint64_t block_stride, head_stride, token_stride, element;
+        uint64_t block_stride, head_stride, token_stride;
+        uint64_t
+                element; /* 0: quantised; a row of (block, plane, head, token) has codes and scales */
         uint64_t blocks; /* block ids below this are mapped now */
         uint32_t group;  /* layer group whose blocks hold this layer */
 };
@@ -149,7 +151,7 @@ int kvd_dlpack_versioned(struct DLManagedTensor *tensor, struct DLManagedTensorV
 /*
  * Makes a tensor of one block, with shape [layers of the group, 2 (K, V), heads, tokens, dim] in
  * HND order or [layers, 2, tokens, heads, dim] in NHD order; an opaque block is [block_bytes] of
- * uint8. -EINVAL: the block is not in the chain that pin holds. The tensor has its own pin, which
+ * uint8. Of a quantised dtype, it is of uint8, and dim is the bytes of a row (enum kvd_dtype). -EINVAL: the block is not in the chain that pin holds. The tensor has its own pin, which
  * its deleter releases: on a GPU when the legacy default stream, or the stream set by
  * kvd_dlpack_release_on, has passed. If that stream is being captured, the deleter does not touch
  * the capture, and a later call of this library (such as kvd_settle) releases the block; the stream

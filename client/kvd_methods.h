@@ -188,7 +188,7 @@ struct kvd_scores {
  *
  * Returns how many entries will change; 0 if compaction would gain nothing. -ENOBUFS: no room for
  * the new blocks in addition to the old ones. -EBUSY: the previous compaction is not complete, or,
- * with scores, an entry is busy. -EOPNOTSUPP: keydiff is off, or keys are stored as 8 bits (both
+ * with scores, an entry is busy. -EOPNOTSUPP: keydiff is off, or keys are stored as i8 (both
  * without scores), or before rotation. With scores: -EINVAL: they do not fit into the blocks, or an
  * entry cannot be compacted; -ESTALE: a block is not one that the caller is filling; -E2BIG: the
  * blocks to pack, the packed ones and those of the scores are more than 3840.

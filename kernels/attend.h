@@ -27,7 +27,7 @@ struct kvd_attention {
         /* keys and values: position i is slot i % block_tokens of blocks[i / block_tokens] */
         const uint8_t *const *blocks; /* NULL: not resident, masked */
         size_t k_offset, v_offset;    /* bytes from a block's start to slot 0 of this head */
-        size_t stride;                /* elements from slot to slot */
+        size_t stride;                /* bytes from slot to slot */
         enum kvd_number type;
         uint32_t block_tokens;
         uint32_t dim;

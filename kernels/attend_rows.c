@@ -7,31 +7,23 @@
  * and a score is a sum over the rows of that arrangement, in the same order.
  */
 
-#include "kernels/attend_rows.h"
+#include "kernels/attend_mix.h"
 
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "kernels/interleave.h"
-#include "kernels/lanes.h"
+#include "kernels/rows.h"
 
 /*
- * What is kept in registers. Scores of a few queries: those of ROWS queries with TILE / ROWS keys.
- * Scores of many queries: two lanes for each of SIDE queries. Sums: MIX_ROWS by MIX_LANES lanes, or
- * ROWS by PAIRS pairs of lanes.
+ * What is kept in registers. Scores of a few queries: those of ATTEND_ROWS queries with TILE /
+ * ATTEND_ROWS keys. Scores of many queries: two lanes for each of SIDE queries.
  */
 #if defined(KVD_ISA_AVX512)
-enum { ROWS = 4, TILE = 16, SIDE = 8, PAIRS = 2, MIX_ROWS = 8, MIX_LANES = 2 };
+enum { TILE = 16, SIDE = 8 };
 #else
-enum { ROWS = 2, TILE = 4, SIDE = 3, PAIRS = 1, MIX_ROWS = 6, MIX_LANES = 1 };
+enum { TILE = 4, SIDE = 3 };
 #endif
-
-enum {
-        STEP = 32,          /* values mixed before the next part of their rows, with few queries */
-        STEP_BYTES = 16384, /* the same with many queries, in bytes of values, if that is more */
-        AHEAD = 32,         /* rows to prefetch ahead */
-        MANY = 16,          /* number of queries from which laying keys side by side pays */
-};
 
 /* ---- scores of a few queries: sums over lanes ---- */
 
@@ -53,57 +45,78 @@ KERNEL void place_type(float *to, const float *q, enum kvd_number type, uint32_t
                        uint32_t dim) {
         uint32_t wide = (uint32_t)kvd_attend_sum(dim), r = 0;
 
-        for (; rows >= MANY && r + SIDE <= rows; r += SIDE)
+        for (; rows >= ATTEND_MANY && r + SIDE <= rows; r += SIDE)
                 place_rows(to + (size_t)r * wide, q + (size_t)r * dim, type, SIDE, dim, SIDE);
         for (; r < rows; r++)
                 place_rows(to + (size_t)r * wide, q + (size_t)r * dim, type, 1, dim, 1);
 }
 
 static void place(float *to, const float *q, enum kvd_number type, uint32_t rows, uint32_t dim) {
-        if (type == KVD_NUMBER_BF16)
+        if (lanes_splits(type))
                 place_type(to, q, KVD_NUMBER_BF16, rows, dim);
         else
                 place_type(to, q, KVD_NUMBER_F32, rows, dim);
 }
 
+/* Adds the products of 32 elements from number d on. */
+KERNEL void multiply_32(lanes *acc, const uint8_t *const *keys, const struct lanes_scale *scale,
+                        int n, const float *q, size_t ld, int rows, uint32_t d,
+                        enum kvd_number type) {
+        lanes even[TILE], odd[TILE];
+
+        for (int k = 0; k < n; k++)
+                row_widen_scaled(scale[k], keys[k], d, type, &even[k], &odd[k]);
+        for (int i = 0; i < rows * n; i++)
+                acc[i] = lanes_fma(lanes_load(q + i / n * ld + d), even[i % n], acc[i]);
+        for (int i = 0; i < rows * n; i++)
+                acc[i] = lanes_fma(lanes_load(q + i / n * ld + d + KVD_LANES), odd[i % n], acc[i]);
+}
+
 /* acc[r * n + k] = product sums of query r and key k, one per lane. */
 KERNEL void multiply(lanes *acc, const uint8_t *const *keys, int n, const float *q, size_t ld,
                      int rows, uint32_t dim, enum kvd_number type) {
-        lanes even[TILE], odd[TILE];
-        uint32_t d = 0;
+        struct lanes_scale scale[TILE];
+        lanes last[TILE];
+        uint32_t d = 0, whole = dim / 32 * 32;
 
         for (int i = 0; i < rows * n; i++)
                 acc[i] = lanes_zero();
-        for (; d + 32 <= dim; d += 32) {
+        while (d < whole) {
                 for (int k = 0; k < n; k++)
-                        lanes_widen_2(number_at(keys[k], d, type), type, &even[k], &odd[k]);
-                for (int i = 0; i < rows * n; i++)
-                        acc[i] = lanes_fma(lanes_load(q + i / n * ld + d), even[i % n], acc[i]);
-                for (int i = 0; i < rows * n; i++)
-                        acc[i] = lanes_fma(lanes_load(q + i / n * ld + d + KVD_LANES), odd[i % n],
-                                           acc[i]);
+                        scale[k] = row_scale_of(keys[k], d, dim, type);
+                for (uint32_t end = MIN(whole, d + KVD_GROUP); d < end; d += 32)
+                        multiply_32(acc, keys, scale, n, q, ld, rows, d, type);
         }
         for (; d < dim; d += KVD_LANES) {
                 for (int k = 0; k < n; k++)
-                        even[k] = lanes_widen_to(number_at(keys[k], d, type),
-                                                 MIN(dim - d, KVD_LANES), type);
+                        last[k] = row_widen(keys[k], d, MIN(dim - d, KVD_LANES), dim, type);
                 for (int i = 0; i < rows * n; i++)
-                        acc[i] = lanes_fma(lanes_load(q + i / n * ld + d), even[i % n], acc[i]);
+                        acc[i] = lanes_fma(lanes_load(q + i / n * ld + d), last[i % n], acc[i]);
         }
 }
 
+/* Keys that are used together. Scales take registers, too. */
+KERNEL int keys_together(int rows, enum kvd_number type) {
+        int n = MIN(KVD_LANES / rows, TILE / MIN(rows, ATTEND_ROWS));
+
+        return kvd_is_quantised(type) && rows == 1 ? n / 2 : n;
+}
+
 /* Computes 16 scores: rows queries with 16 / rows keys. */
-KERNEL void score_tile(float *to, size_t ld, const uint8_t *const *keys, uint32_t n, const float *q,
-                       uint32_t dim, enum kvd_number type, int rows) {
+KERNEL void score_tile(float *to, size_t ld, const uint8_t *const *keys,
+                       const uint8_t *const *ahead, uint32_t n, const float *q, uint32_t dim,
+                       enum kvd_number type, int rows) {
         size_t width = kvd_attend_sum(dim);
-        int wide = KVD_LANES / rows, part = MIN(wide, TILE / MIN(rows, ROWS));
+        int wide = KVD_LANES / rows, part = keys_together(rows, type);
         float scores[KVD_LANES];
         lanes products[KVD_LANES], some[TILE];
 
-        for (int r = 0; r < rows; r += ROWS)
+        for (int r = 0; r < rows; r += ATTEND_ROWS)
                 for (int k = 0; k < wide; k += part) {
-                        int here = MIN(rows - r, ROWS);
+                        int here = MIN(rows - r, ATTEND_ROWS);
 
+                        for (int i = 0; i < part && ahead && r == 0; i++)
+                                lanes_expect(ahead[k + i], kvd_format_row(type, dim));
                         multiply(some, keys + k, part, q + r * width, width, here, dim, type);
                         for (int i = 0; i < here * part; i++)
                                 products[(r + i / part) * wide + k + i % part] = some[i];
@@ -122,11 +135,9 @@ KERNEL void score_some(float *to, size_t ld, const uint8_t *const *keys,
                        enum kvd_number type, int rows) {
         uint32_t wide = (uint32_t)(KVD_LANES / rows);
 
-        for (uint32_t i = 0; i < n; i += wide) {
-                for (uint32_t k = 0; k < wide && ahead; k++)
-                        lanes_expect(ahead[i + k], dim * number_size(type));
-                score_tile(to + i, ld, keys + i, n - i, q, dim, type, rows);
-        }
+        for (uint32_t i = 0; i < n; i += wide)
+                score_tile(to + i, ld, keys + i, ahead ? ahead + i : NULL, n - i, q, dim, type,
+                           rows);
 }
 
 KERNEL void score_rows(float *to, size_t ld, const uint8_t *const *keys,
@@ -135,9 +146,9 @@ KERNEL void score_rows(float *to, size_t ld, const uint8_t *const *keys,
         size_t width = kvd_attend_sum(dim);
         uint32_t r = 0;
 
-        for (; r + ROWS <= rows; r += ROWS, ahead = NULL)
-                score_some(to + r * ld, ld, keys, ahead, n, q + r * width, dim, type, ROWS);
-        for (; ROWS > 2 && r + 2 <= rows; r += 2, ahead = NULL)
+        for (; r + ATTEND_ROWS <= rows; r += ATTEND_ROWS, ahead = NULL)
+                score_some(to + r * ld, ld, keys, ahead, n, q + r * width, dim, type, ATTEND_ROWS);
+        for (; ATTEND_ROWS > 2 && r + 2 <= rows; r += 2, ahead = NULL)
                 score_some(to + r * ld, ld, keys, ahead, n, q + r * width, dim, type, 2);
         for (; r < rows; r++, ahead = NULL)
                 score_some(to + r * ld, ld, keys, ahead, n, q + r * width, dim, type, 1);
@@ -173,6 +184,35 @@ KERNEL void stage_keys(float *to, const uint8_t *const *keys, uint32_t dim, enum
                         lanes_store(to + (size_t)lanes_place(d + 2 * w + 1, dim, type) * KVD_LANES,
                                     odd);
                 }
+        }
+}
+
+KERNEL void stage_lanes(float *to, const lanes rows[KVD_LANES]) {
+        float row[KVD_LANES][KVD_LANES];
+        const uint8_t *at[KVD_LANES];
+
+        for (int i = 0; i < KVD_LANES; i++) {
+                lanes_store(row[i], rows[i]);
+                at[i] = (const uint8_t *)row[i];
+        }
+        lanes_interleave((uint8_t *)to, at, 0, KVD_LINE, KVD_NUMBER_F32);
+}
+
+/* The same for quantised keys. */
+KERNEL void stage_codes(float *to, const uint8_t *const *keys, uint32_t dim, enum kvd_number type) {
+        lanes a[KVD_LANES], b[KVD_LANES];
+        uint32_t d = 0;
+
+        for (; d + 32 <= dim; d += 32) {
+                for (int i = 0; i < KVD_LANES; i++)
+                        row_widen_2(keys[i], d, dim, type, &a[i], &b[i]);
+                stage_lanes(to + (size_t)d * KVD_LANES, a);
+                stage_lanes(to + (size_t)(d + KVD_LANES) * KVD_LANES, b);
+        }
+        for (; d < dim; d += KVD_LANES) {
+                for (int i = 0; i < KVD_LANES; i++)
+                        a[i] = row_widen(keys[i], d, MIN(dim - d, KVD_LANES), dim, type);
+                stage_lanes(to + (size_t)d * KVD_LANES, a);
         }
 }
 
@@ -263,191 +303,51 @@ KERNEL const uint8_t *const *rows_from(const uint8_t *padded[KVD_LANES], const u
 KERNEL void score_few(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
                       const float *placed, uint32_t rows, uint32_t dim, enum kvd_number type) {
         const uint8_t *padded[KVD_LANES], *next[KVD_LANES];
+        size_t row = kvd_format_row(type, dim);
+        uint32_t ahead = attend_ahead(row);
 
-        for (uint32_t i = 0; i < MIN(n, AHEAD); i++)
-                lanes_expect(keys[i], dim * number_size(type));
+        for (uint32_t i = 0; i < MIN(n, ahead); i++)
+                lanes_expect(keys[i], row);
         for (uint32_t i = 0; i < n; i += KVD_LANES)
                 score_rows(to + i, ld, rows_from(padded, keys, i, n),
-                           rows_from(next, keys, i + AHEAD, n), MIN(n - i, KVD_LANES), placed, rows,
+                           rows_from(next, keys, i + ahead, n), MIN(n - i, KVD_LANES), placed, rows,
                            dim, type);
 }
 
 KERNEL void score_many(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
-                       const float *placed, uint32_t rows, uint32_t dim, enum kvd_number type,
-                       float *stage) {
+                       const float *placed, uint32_t rows, uint32_t dim, float *stage,
+                       enum kvd_number type) {
         const uint8_t *padded[KVD_LANES];
 
         for (uint32_t i = 0; i < n; i += KVD_LANES) {
-                stage_keys(stage, rows_from(padded, keys, i, n), dim, type);
+                const uint8_t *const *some = rows_from(padded, keys, i, n);
+
+                if (kvd_is_quantised(type))
+                        stage_codes(stage, some, dim, type);
+                else
+                        stage_keys(stage, some, dim, type);
                 score_stages(to + i, ld, stage, placed, rows, dim, MIN(n - i, KVD_LANES));
         }
 }
 
 KERNEL void scores_type(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
-                        const float *placed, uint32_t rows, uint32_t dim, enum kvd_number type,
-                        void *stage) {
-        if (rows < MANY)
+                        const float *placed, uint32_t rows, uint32_t dim, void *stage,
+                        enum kvd_number type) {
+        if (rows < ATTEND_MANY)
                 score_few(to, ld, keys, n, placed, rows, dim, type);
         else
-                score_many(to, ld, keys, n, placed, rows, dim, type, stage);
+                score_many(to, ld, keys, n, placed, rows, dim, stage, type);
 }
 
 static void scores(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
                    enum kvd_number type, const float *placed, uint32_t rows, uint32_t dim,
                    void *stage) {
-        if (type == KVD_NUMBER_F32)
-                scores_type(to, ld, keys, n, placed, rows, dim, KVD_NUMBER_F32, stage);
-        else if (type == KVD_NUMBER_F16)
-                scores_type(to, ld, keys, n, placed, rows, dim, KVD_NUMBER_F16, stage);
-        else
-                scores_type(to, ld, keys, n, placed, rows, dim, KVD_NUMBER_BF16, stage);
-}
-
-/* ---- sums ---- */
-
-/* A part of the sums: lanes [from, to) of pairs pairs of lanes, in rows rows. */
-struct part {
-        int rows, pairs, from, to;
-};
-
-/*
- * Adds n values to a part of the sums; the elements begin at byte at of each value. Prefetches
- * bytes bytes of later values, of which n_there exist; 0: no prefetch.
- */
-KERNEL void mix_tile(float *sum, size_t lds, const float *p, size_t ld,
-                     const uint8_t *const *values, uint32_t n, uint32_t n_there, size_t at,
-                     size_t bytes, enum kvd_number type, struct part part) {
-        lanes acc[MIX_ROWS][2 * PAIRS], v[2 * PAIRS];
-
-        for (int r = 0; r < part.rows; r++)
-                for (int i = part.from; i < part.to; i++)
-                        acc[r][i] = lanes_load(sum + r * lds + i * KVD_LANES);
-        for (uint32_t t = 0; t < n; t++) {
-                const uint8_t *row = values[t] + at;
-
-                if (bytes)
-                        lanes_expect(values[MIN(t + AHEAD, n_there - 1)] + at, bytes);
-                for (int i = 0; i < part.pairs; i++)
-                        lanes_widen_2(row + i * 2 * lanes_bytes(type), type, &v[2 * i],
-                                      &v[2 * i + 1]);
-                for (int r = 0; r < part.rows; r++) {
-                        lanes weight = lanes_set(p[r * ld + t]);
-
-                        for (int i = part.from; i < part.to; i++)
-                                acc[r][i] = lanes_fma(weight, v[i], acc[r][i]);
-                }
-        }
-        for (int r = 0; r < part.rows; r++)
-                for (int i = part.from; i < part.to; i++)
-                        lanes_store(sum + r * lds + i * KVD_LANES, acc[r][i]);
-}
-
-/* Adds the last dimensions, fewer than 32, in their natural order. */
-KERNEL void mix_last(float *sum, const float *p, const uint8_t *const *values, uint32_t n,
-                     size_t at, uint32_t left, enum kvd_number type) {
-        for (uint32_t d = 0; d < left; d += KVD_LANES) {
-                uint32_t count = MIN(left - d, KVD_LANES);
-                lanes acc = lanes_load_to(sum + d, count);
-
-                for (uint32_t t = 0; t < n; t++)
-                        acc = lanes_fma(lanes_set(p[t]),
-                                        lanes_widen_to(values[t] + at + d * number_size(type),
-                                                       count, type),
-                                        acc);
-                lanes_store_to(sum + d, acc, count);
-        }
-}
-
-KERNEL void mix_step(float *sum, const float *p, size_t ld, const uint8_t *const *values,
-                     ptrdiff_t offset, uint32_t n, uint32_t n_there, uint32_t dim,
-                     enum kvd_number type, int rows, bool first) {
-        size_t lds = kvd_attend_sum(dim), at = (size_t)offset,
-               ahead = first ? number_size(type) : 0;
-        uint32_t d = 0;
-
-        for (; rows <= ROWS && d + 32 * PAIRS <= dim; d += 32 * PAIRS)
-                mix_tile(sum + d, lds, p, ld, values, n, n_there, at + d * number_size(type),
-                         32 * PAIRS * ahead, type, (struct part){rows, PAIRS, 0, 2 * PAIRS});
-        for (; d + 32 <= dim; d += 32) {
-                int lanes_here = rows <= ROWS ? 2 : MIX_LANES;
-
-                mix_tile(sum + d, lds, p, ld, values, n, n_there, at + d * number_size(type),
-                         32 * ahead, type, (struct part){rows, 1, 0, lanes_here});
-                if (lanes_here == 1)
-                        mix_tile(sum + d, lds, p, ld, values, n, n_there,
-                                 at + d * number_size(type), 0, type, (struct part){rows, 1, 1, 2});
-        }
-        for (int r = 0; r < rows && d < dim; r++)
-                mix_last(sum + r * lds + d, p + r * ld, values, n, at + d * number_size(type),
-                         dim - d, type);
-}
-
-KERNEL void mix_type(float *sum, const float *p, size_t ld, const uint8_t *const *values,
-                     ptrdiff_t offset, uint32_t n, uint32_t rows, uint32_t dim,
-                     enum kvd_number type) {
-        size_t lds = kvd_attend_sum(dim);
-        uint32_t row = dim * (uint32_t)number_size(type),
-                 step = rows < MANY ? STEP : MAX(STEP, STEP_BYTES / row);
-
-        for (uint32_t t = 0; t < MIN(n, AHEAD); t++)
-                lanes_expect(values[t] + offset, row);
-        for (uint32_t t = 0; t < n; t += step) {
-                uint32_t count = MIN(n - t, step), r = 0;
-
-                for (; r + MIX_ROWS <= rows; r += MIX_ROWS)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
-                                 n - t, dim, type, MIX_ROWS, r == 0);
-                for (; r + ROWS <= rows; r += ROWS)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
-                                 n - t, dim, type, ROWS, r == 0);
-                for (; ROWS > 2 && r + 2 <= rows; r += 2)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
-                                 n - t, dim, type, 2, r == 0);
-                for (; r < rows; r++)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
-                                 n - t, dim, type, 1, r == 0);
-        }
-}
-
-static void mix(float *sum, const float *p, size_t ld, const uint8_t *const *values,
-                ptrdiff_t offset, uint32_t n, enum kvd_number type, uint32_t rows, uint32_t dim) {
-        if (type == KVD_NUMBER_F32)
-                mix_type(sum, p, ld, values, offset, n, rows, dim, KVD_NUMBER_F32);
-        else if (type == KVD_NUMBER_F16)
-                mix_type(sum, p, ld, values, offset, n, rows, dim, KVD_NUMBER_F16);
-        else
-                mix_type(sum, p, ld, values, offset, n, rows, dim, KVD_NUMBER_BF16);
-}
-
-KERNEL void finish_type(float *to, float *sum, const float *total, uint32_t rows, uint32_t dim,
-                        enum kvd_number type) {
-        uint32_t wide = (uint32_t)kvd_attend_sum(dim);
-
-        for (uint32_t r = 0; r < rows; r++, to += dim, sum += wide) {
-                /* a total of 0 means that all sums are 0 */
-                lanes divisor = lanes_set(total[r] == 0.0f ? 1.0f : total[r]);
-
-                for (uint32_t d = 0; d < wide; d += KVD_LANES)
-                        lanes_store(sum + d, lanes_div(lanes_load(sum + d), divisor));
-                for (uint32_t d = 0; d < dim / 32 * 32; d += 32)
-                        for (uint32_t i = 0; i < 32; i++)
-                                to[d + i] = sum[d + lanes_place_2(i, type)];
-                for (uint32_t d = dim / 32 * 32; d < dim; d++)
-                        to[d] = sum[d];
-        }
-}
-
-static void finish(float *to, float *sum, const float *total, enum kvd_number type, uint32_t rows,
-                   uint32_t dim) {
-        if (type == KVD_NUMBER_BF16)
-                finish_type(to, sum, total, rows, dim, KVD_NUMBER_BF16);
-        else
-                finish_type(to, sum, total, rows, dim, KVD_NUMBER_F32);
+        TYPED(type, scores_type, to, ld, keys, n, placed, rows, dim, stage);
 }
 
 const struct kvd_attend_ops KVD_VARIANT(kvd_attend) = {
         .place = place,
         .scores = scores,
-        .mix = mix,
-        .finish = finish,
+        .mix = KVD_VARIANT(kvd_attend_mix),
+        .finish = KVD_VARIANT(kvd_attend_finish),
 };

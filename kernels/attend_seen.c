@@ -21,10 +21,6 @@ uint32_t kvd_attend_window(const struct kvd_attention *a) {
         return a->n_keys ? 0 : a->window;
 }
 
-static size_t step_of(const struct kvd_attention *a) {
-        return a->stride * (a->type == KVD_NUMBER_F32 ? sizeof(float) : sizeof(uint16_t));
-}
-
 static uint32_t first_block(const struct kvd_attention *a) {
         uint32_t window = kvd_attend_window(a);
 
@@ -34,13 +30,12 @@ static uint32_t first_block(const struct kvd_attention *a) {
 static uint32_t all_columns(const struct kvd_attention *a, const uint8_t **keys,
                             uint32_t *positions) {
         uint32_t n_keys = kvd_attend_keys(a), n_blocks = DIV_UP(n_keys, a->block_tokens), n = 0;
-        size_t step = step_of(a);
 
         for (uint32_t b = first_block(a); b < n_blocks; b++) {
                 uint32_t first = b * a->block_tokens, count = MIN(a->block_tokens, n_keys - first);
 
                 for (uint32_t i = 0; a->blocks[b] && i < count; i++, n++) {
-                        keys[n] = a->blocks[b] + a->k_offset + i * step;
+                        keys[n] = a->blocks[b] + a->k_offset + i * a->stride;
                         positions[n] = first + i;
                 }
         }
@@ -50,14 +45,13 @@ static uint32_t all_columns(const struct kvd_attention *a, const uint8_t **keys,
 static uint32_t chosen_columns(const struct kvd_attention *a, const uint8_t **keys,
                                uint32_t *positions) {
         uint32_t n_keys = kvd_attend_keys(a), n = 0;
-        size_t step = step_of(a);
 
         for (uint32_t i = 0; i < a->n_chosen && a->chosen[i] < n_keys; i++) {
                 uint32_t position = a->chosen[i], b = kvd_attend_block(a, position);
 
                 if (!a->blocks[b])
                         continue;
-                keys[n] = a->blocks[b] + a->k_offset + (position - b * a->block_tokens) * step;
+                keys[n] = a->blocks[b] + a->k_offset + (position - b * a->block_tokens) * a->stride;
                 positions[n++] = position;
         }
         return n;

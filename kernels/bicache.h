@@ -22,7 +22,7 @@ struct kvd_products {
 struct kvd_bicache_ops {
         /*
          * to[i] += the products of row i of a and row i of b, i < n, each of dim elements; stride_a
-         * and stride_b are elements from row to row. Sums are fp32 within 4,096 elements of a row
+         * and stride_b are bytes from row to row. Sums are fp32 within 4,096 elements of a row
          * (order "lanes"), and fp64 beyond that.
          */
         void (*products)(struct kvd_products *to, const void *a, size_t stride_a, const void *b,

@@ -38,11 +38,11 @@ enum kvd_aggregate { KVD_AGGREGATE_SUM, KVD_AGGREGATE_MAX };
 
 struct kvd_hshare_ops {
         /*
-         * Makes the labels of n keys, stride elements apart, kvd_label_bytes() each. channels: up
-         * to KVD_LABEL_CHANNELS_MAX indices below the keys' dimension.
+         * Makes the labels of n keys of dim elements, stride bytes apart, kvd_label_bytes() each.
+         * channels: up to KVD_LABEL_CHANNELS_MAX indices below dim.
          */
         void (*label)(uint8_t *labels, const void *k, size_t stride, enum kvd_number type,
-                      uint32_t n, const uint16_t *channels, uint32_t n_channels);
+                      uint32_t n, uint32_t dim, const uint16_t *channels, uint32_t n_channels);
 
         /* Makes the label of a query head q, of which only channels are read. */
         void (*query)(struct kvd_label_query *to, const float *q, const uint16_t *channels,
@@ -85,7 +85,7 @@ struct kvd_hshare_ops {
         /*
          * Calibration of channels: weights[d] += |q[d] * k[d]|, d < dim, over n tokens and the
          * group query heads of each token; head g of token i is q + i * ldq + g * dim, key i is
-         * stride elements after key i - 1.
+         * stride bytes after key i - 1.
          */
         void (*weigh)(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
                       size_t stride, enum kvd_number type, uint32_t n, uint32_t dim);

@@ -8,7 +8,7 @@
 #include "ipc/base/util.h"
 #include "kernels/hshare_select.h"
 #include "kernels/interleave.h"
-#include "kernels/lanes.h"
+#include "kernels/rows.h"
 
 /* ---- labels ---- */
 
@@ -70,18 +70,22 @@ PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool s
         }
 }
 
+KERNEL bool is_half(enum kvd_number type) {
+        return type == KVD_NUMBER_F16 || type == KVD_NUMBER_BF16;
+}
+
 /* The channels of one key, padded as quantise() expects. */
-KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n,
-                          enum kvd_number type) {
+KERNEL void pick_channels(float *to, const void *k, uint32_t dim, const uint16_t *channels,
+                          uint32_t n, enum kvd_number type) {
         uint16_t half[KVD_LABEL_CHANNELS_MAX];
         uint32_t padded = ALIGN_UP(n, KVD_LANES);
 
         for (uint32_t i = 0; i < padded; i++)
-                if (type == KVD_NUMBER_F32)
-                        to[i] = ((const float *)k)[channels[i < n ? i : 0]];
-                else
+                if (is_half(type))
                         half[i] = ((const uint16_t *)k)[channels[i < n ? i : 0]];
-        for (uint32_t i = 0; i < padded && type != KVD_NUMBER_F32; i += KVD_LANES)
+                else
+                        to[i] = row_number(k, channels[i < n ? i : 0], dim, type);
+        for (uint32_t i = 0; i < padded && is_half(type); i += KVD_LANES)
                 lanes_store(to + i, lanes_widen(half + i, type));
 }
 
@@ -98,13 +102,13 @@ PER_LABEL void store_label(uint8_t *label, const struct quantised *from, uint32_
         lanes_narrow_n(label + bytes + 2, lanes_set(from->step), 1, KVD_NUMBER_F16);
 }
 
-KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+KERNEL void label_type(uint8_t *labels, const uint8_t *k, size_t stride, uint32_t n, uint32_t dim,
                        const uint16_t *channels, uint32_t n_channels, enum kvd_number type) {
         float x[KVD_LABEL_CHANNELS_MAX] = {0};
         struct quantised q = {0};
 
         for (uint32_t i = 0; i < n; i++, labels += kvd_label_bytes(n_channels)) {
-                pick_channels(x, number_at(k, i * stride, type), channels, n_channels, type);
+                pick_channels(x, k + i * stride, dim, channels, n_channels, type);
                 quantise(&q, x, n_channels, true);
                 store_label(labels, &q, n_channels);
         }
@@ -114,16 +118,31 @@ KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n
 
 #if !defined(KVD_ISA_SCALAR)
 
-/* The channels of 16 keys; 16-bit elements are packed two to a word. */
-KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride,
-                          const uint16_t *channels, enum kvd_number type) {
-        for (uint32_t t = 0; t < KVD_LANES; t++) {
-                const void *key = number_at(k, t * stride, type);
+/* Keys, of which elements up to index most are read. */
+struct keys {
+        const uint8_t *next; /* those to prefetch, or NULL */
+        size_t stride;
+        uint32_t dim, most;
+};
 
+/* The channels of 16 keys; 16-bit elements are packed two to a word. */
+KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k, size_t stride,
+                          const uint16_t *channels, enum kvd_number type) {
+        for (uint32_t t = 0; t < KVD_LANES; t++)
                 for (uint32_t i = 0; i < USUAL; i++)
-                        memcpy(rows[t] + i * number_size(type), number_at(key, channels[i], type),
-                               number_size(type));
-        }
+                        memcpy(rows[t] + i * number_size(type),
+                               row_at(k + t * stride, channels[i], type), number_size(type));
+}
+
+/* The channels of 16 quantised keys, as floats. */
+KERNEL void expand_channels(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k, size_t stride,
+                            uint32_t dim, const uint16_t *channels, enum kvd_number type) {
+        for (uint32_t t = 0; t < KVD_LANES; t++)
+                for (uint32_t i = 0; i < USUAL; i++) {
+                        float number = row_number(k + t * stride, channels[i], dim, type);
+
+                        memcpy(rows[t] + i * sizeof number, &number, sizeof number);
+                }
 }
 
 #if defined(KVD_ISA_AVX512)
@@ -133,7 +152,7 @@ enum { WITHIN = 128 };
 /*
  * The same for 16-bit elements if all channels are below WITHIN: they are found in four registers.
  */
-KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride,
+KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k, size_t stride,
                              const uint16_t *channels, uint32_t most) {
         __m512i at = _mm512_loadu_si512(channels), part[4];
         __mmask32 upper = _mm512_cmpge_epu16_mask(at, _mm512_set1_epi16(64)), there[4];
@@ -143,7 +162,7 @@ KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, 
                            most < 32 * i       ? 0 :
                                                  (2u << (most - 32 * i)) - 1;
         for (uint32_t t = 0; t < KVD_LANES; t++) {
-                const uint16_t *key = (const uint16_t *)k + t * stride;
+                const uint16_t *key = (const void *)(k + t * stride);
                 __m512i low, high;
 
                 for (int i = 0; i < 4; i++)
@@ -155,10 +174,11 @@ KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, 
 }
 
 /* The same for floats, 32 of them in two registers. */
-KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const float *k, size_t stride,
+KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *keys, size_t stride,
                            const uint16_t *channels, uint32_t most) {
-        for (uint32_t t = 0; t < KVD_LANES; t++, k += stride)
+        for (uint32_t t = 0; t < KVD_LANES; t++)
                 for (uint32_t half = 0; half < 2; half++) {
+                        const float *k = (const void *)(keys + t * stride);
                         __m512i at = _mm512_cvtepu16_epi32(
                                 _mm256_loadu_si256((const void *)(channels + 16 * half)));
                         __m512 found = _mm512_setzero_ps();
@@ -183,22 +203,14 @@ KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const float *k, s
 
 #endif
 
-KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t *channels,
-                    uint32_t most, enum kvd_number type) {
-        uint8_t rows[KVD_LANES][USUAL * 4], words[KVD_LINE_WORDS * KVD_LINE];
+/* The channels of 16 keys, one key a lane, from rows of them. */
+KERNEL void place_channels(lanes x[USUAL], uint8_t rows[KVD_LANES][USUAL * 4],
+                           enum kvd_number type) {
+        uint8_t words[KVD_LINE_WORDS * KVD_LINE];
         const uint8_t *row[KVD_LANES];
 
-        (void)most;
         for (int t = 0; t < KVD_LANES; t++)
                 row[t] = rows[t];
-#if defined(KVD_ISA_AVX512)
-        if (type == KVD_NUMBER_F32)
-                permute_floats(rows, k, stride, channels, most);
-        else if (most < WITHIN)
-                permute_channels(rows, k, stride, channels, most);
-        else
-#endif
-                copy_channels(rows, k, stride, channels, type);
         for (uint32_t line = 0; line < USUAL * number_size(type) / KVD_LINE; line++) {
                 lanes_interleave(words, row, (size_t)line * KVD_LINE, KVD_LINE, type);
                 for (uint32_t w = 0; w < KVD_LINE_WORDS; w++)
@@ -208,6 +220,23 @@ KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t
                         else
                                 lanes_widen_2(words + w * KVD_LINE, type, &x[2 * w], &x[2 * w + 1]);
         }
+}
+
+KERNEL void pick_16(lanes x[USUAL], const uint8_t *k, const struct keys *keys,
+                    const uint16_t *channels, enum kvd_number type) {
+        uint8_t rows[KVD_LANES][USUAL * 4];
+
+        if (kvd_is_quantised(type))
+                expand_channels(rows, k, keys->stride, keys->dim, channels, type);
+#if defined(KVD_ISA_AVX512)
+        else if (type == KVD_NUMBER_F32)
+                permute_floats(rows, k, keys->stride, channels, keys->most);
+        else if (keys->most < WITHIN)
+                permute_channels(rows, k, keys->stride, channels, keys->most);
+#endif
+        else
+                copy_channels(rows, k, keys->stride, channels, type);
+        place_channels(x, rows, kvd_is_quantised(type) ? KVD_NUMBER_F32 : type);
 }
 
 struct range_16 {
@@ -266,23 +295,16 @@ KERNEL lanes through_f16_16(lanes a) {
         return lanes_add(back, lanes_zero());
 }
 
-/* The keys to prefetch, or NULL; of each, the elements up to index most are read. */
-struct next_keys {
-        const void *keys;
-        size_t stride;
-        uint32_t most;
-};
-
 /*
  * Prefetches part i of USUAL of the next 16 keys, two parts per key. All at once, the prefetches
  * would wait for each other, and the computation for all of them.
  */
-KERNEL void expect_part(const struct next_keys *next, uint32_t i, enum kvd_number type) {
+KERNEL void expect_part(const struct keys *keys, uint32_t i, enum kvd_number type) {
         uint32_t from = i % 2 * 64;
 
-        if (next->keys && from <= next->most)
-                lanes_expect(number_at(next->keys, i / 2 * next->stride + from, type),
-                             64 * number_size(type));
+        if (keys->next && from <= keys->most)
+                lanes_expect(row_at(keys->next + i / 2 * keys->stride, from, type),
+                             kvd_code_bytes(type, 64));
 }
 
 /*
@@ -291,7 +313,7 @@ KERNEL void expect_part(const struct next_keys *next, uint32_t i, enum kvd_numbe
  * one: a quotient of 24 bits by 11 bits is never closer to the midpoint of two floats than 2^-12 of
  * their distance, and the error of the second quotient is 2^-23 of it.
  */
-KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct next_keys *next,
+KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct keys *keys,
                      enum kvd_number type) {
         lanes inverse = lanes_div(lanes_set(1.0f), r->step);
         lanes minus = lanes_sub(lanes_zero(), r->step), most = lanes_mul(r->most_code, r->step);
@@ -302,7 +324,7 @@ KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct next
 
                 quotient = lanes_fma(lanes_fma(quotient, minus, offset), inverse, quotient);
                 x[i] = lanes_round(quotient);
-                expect_part(next, i, type);
+                expect_part(keys, i, type);
         }
 }
 
@@ -404,17 +426,17 @@ KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4
 
 #endif
 
-KERNEL void label_16(uint8_t *labels, const void *k, const uint16_t *channels,
-                     const struct next_keys *next, enum kvd_number type) {
+KERNEL void label_16(uint8_t *labels, const uint8_t *k, const uint16_t *channels,
+                     const struct keys *keys, enum kvd_number type) {
         lanes x[USUAL], low[4], high[4];
         struct range_16 r;
 
-        pick_16(x, k, next->stride, channels, next->most, type);
+        pick_16(x, k, keys, channels, type);
         r = range_of_16(x);
         r.least = through_f16_16(r.least);
         r.step = through_f16_16(r.step);
         r.step = lanes_select_less(lanes_zero(), r.step, r.step, lanes_set(1.0f));
-        codes_of(x, &r, next, type);
+        codes_of(x, &r, keys, type);
         for (int w = 0; w < 4; w++) {
                 low[w] = four_codes(x + (ptrdiff_t)w * 8);
                 high[w] = four_codes(x + (ptrdiff_t)w * 8 + 4);
@@ -422,50 +444,44 @@ KERNEL void label_16(uint8_t *labels, const void *k, const uint16_t *channels,
         store_labels(labels, low, high, r.least, r.step);
 }
 
-KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+KERNEL void label_usual(uint8_t *labels, const uint8_t *k, size_t stride, uint32_t n, uint32_t dim,
                         const uint16_t *channels, enum kvd_number type) {
-        struct next_keys next = {.stride = stride};
+        struct keys keys = {.stride = stride, .dim = dim};
         uint32_t i = 0;
 
         for (uint32_t c = 0; c < USUAL; c++)
-                next.most = MAX(next.most, channels[c]);
+                keys.most = MAX(keys.most, channels[c]);
         for (; i + KVD_LANES <= n; i += KVD_LANES) {
                 bool more = i + 2 * KVD_LANES <= n;
 
-                next.keys = more ? number_at(k, (i + KVD_LANES) * stride, type) : NULL;
-                label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), channels,
-                         &next, type);
+                keys.next = more ? k + (i + KVD_LANES) * stride : NULL;
+                label_16(labels + (size_t)i * USUAL_BYTES, k + i * stride, channels, &keys, type);
         }
-        label_type(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, n - i,
-                   channels, USUAL, type);
+        label_type(labels + (size_t)i * USUAL_BYTES, k + i * stride, stride, n - i, dim, channels,
+                   USUAL, type);
 }
 
 #else
 
-KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+KERNEL void label_usual(uint8_t *labels, const uint8_t *k, size_t stride, uint32_t n, uint32_t dim,
                         const uint16_t *channels, enum kvd_number type) {
-        label_type(labels, k, stride, n, channels, USUAL, type);
+        label_type(labels, k, stride, n, dim, channels, USUAL, type);
 }
 
 #endif
 
-KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+KERNEL void label_some(uint8_t *labels, const uint8_t *k, size_t stride, uint32_t n, uint32_t dim,
                        const uint16_t *channels, uint32_t n_channels, enum kvd_number type) {
         if (n_channels == USUAL)
-                label_usual(labels, k, stride, n, channels, type);
+                label_usual(labels, k, stride, n, dim, channels, type);
         else
-                label_type(labels, k, stride, n, channels, n_channels, type);
+                label_type(labels, k, stride, n, dim, channels, n_channels, type);
 }
 
 void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride,
-                                   enum kvd_number type, uint32_t n, const uint16_t *channels,
-                                   uint32_t n_channels) {
-        if (type == KVD_NUMBER_F32)
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
-        else if (type == KVD_NUMBER_F16)
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
-        else
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
+                                   enum kvd_number type, uint32_t n, uint32_t dim,
+                                   const uint16_t *channels, uint32_t n_channels) {
+        TYPED(type, label_some, labels, k, stride, n, dim, channels, n_channels);
 }
 
 void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q,
@@ -473,7 +489,7 @@ void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q,
         float x[KVD_LABEL_CHANNELS_MAX] = {0};
         struct quantised label = {0};
 
-        pick_channels(x, q, channels, n_channels, KVD_NUMBER_F32);
+        pick_channels(x, q, 0, channels, n_channels, KVD_NUMBER_F32);
         quantise(&label, x, n_channels, false);
         *to = (struct kvd_label_query){.least = label.least, .step = label.step};
         for (uint32_t i = 0; i < n_channels; i++) {

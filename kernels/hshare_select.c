@@ -18,6 +18,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "kernels/rows.h"
 #include "kernels/select.h"
 
 /* ---- one score for a group of heads ---- */
@@ -238,37 +239,32 @@ void KVD_VARIANT(kvd_hshare_overlap)(uint32_t *to, const uint64_t *a, const uint
 /* ---- calibration ---- */
 
 KERNEL void weigh_lane(float *weights, const float *q, size_t ldq, uint32_t group, uint32_t dim,
-                       const void *k, size_t stride, uint32_t n, uint32_t lane,
+                       const uint8_t *k, size_t stride, uint32_t n, uint32_t d,
                        enum kvd_number type) {
-        lanes sum = lanes_load_n(weights, lane);
+        uint32_t lane = MIN(8, dim - d);
+        lanes sum = lanes_load_n(weights + d, lane);
 
         for (uint32_t i = 0; i < n; i++) {
-                lanes ki = lanes_widen_n(number_at(k, i * stride, type), lane, type);
+                lanes ki = row_widen(k + i * stride, d, lane, dim, type);
 
                 for (uint32_t g = 0; g < group; g++) {
-                        lanes qi = lanes_load_n(q + i * ldq + (size_t)g * dim, lane);
+                        lanes qi = lanes_load_n(q + i * ldq + (size_t)g * dim + d, lane);
 
                         sum = lanes_add(sum, lanes_abs(lanes_mul(qi, ki)));
                 }
         }
-        lanes_store_n(weights, sum, lane);
+        lanes_store_n(weights + d, sum, lane);
 }
 
 /* Uses half of the lanes: calibration runs once, so one simple path is enough. */
-KERNEL void weigh_type(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
+KERNEL void weigh_type(float *weights, const float *q, size_t ldq, uint32_t group, const uint8_t *k,
                        size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
         for (uint32_t d = 0; d < dim; d += 8)
-                weigh_lane(weights + d, q + d, ldq, group, dim, number_at(k, d, type), stride, n,
-                           MIN(8, dim - d), type);
+                weigh_lane(weights, q, ldq, group, dim, k, stride, n, d, type);
 }
 
 void KVD_VARIANT(kvd_hshare_weigh)(float *weights, const float *q, size_t ldq, uint32_t group,
                                    const void *k, size_t stride, enum kvd_number type, uint32_t n,
                                    uint32_t dim) {
-        if (type == KVD_NUMBER_F32)
-                weigh_type(weights, q, ldq, group, k, stride, n, dim, KVD_NUMBER_F32);
-        else if (type == KVD_NUMBER_F16)
-                weigh_type(weights, q, ldq, group, k, stride, n, dim, KVD_NUMBER_F16);
-        else
-                weigh_type(weights, q, ldq, group, k, stride, n, dim, KVD_NUMBER_BF16);
+        TYPED(type, weigh_type, weights, q, ldq, group, k, stride, n, dim);
 }

@@ -13,8 +13,8 @@
 enum { USUAL = 32, USUAL_BYTES = 20 }; /* usual channels, and bytes of their label */
 
 void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride,
-                                   enum kvd_number type, uint32_t n, const uint16_t *channels,
-                                   uint32_t n_channels);
+                                   enum kvd_number type, uint32_t n, uint32_t dim,
+                                   const uint16_t *channels, uint32_t n_channels);
 void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q,
                                    const uint16_t *channels, uint32_t n_channels);
 void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint32_t n,

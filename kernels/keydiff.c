@@ -9,8 +9,7 @@
 
 #include "kernels/keydiff.h"
 
-#include "ipc/base/util.h"
-#include "kernels/lanes.h"
+#include "kernels/rows.h"
 
 enum { GROUP = KVD_LANES, CHAIN = 1024 };
 
@@ -26,18 +25,15 @@ enum { SIMD = 1 };
 
 /* Up to 16 tokens of one block. */
 struct group {
-        const void *keys; /* head 0 of the first token; NULL if the block is not resident */
+        const uint8_t *keys; /* head 0 of the first token; NULL if the block is not resident */
         uint32_t n;
 };
 
-KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32_t to,
-                             enum kvd_number type) {
+KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32_t to) {
         uint32_t row = t % keys->per_block;
         const uint8_t *block = keys->blocks[t / keys->per_block];
 
-        return (struct group){block ? number_at(block + keys->offset, row * keys->token_stride,
-                                                type) :
-                                      NULL,
+        return (struct group){block ? block + keys->offset + row * keys->token_stride : NULL,
                               MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
 }
 
@@ -50,9 +46,9 @@ KERNEL uint32_t padded(uint32_t dim) {
  * What is read after a head of a group: the next head, or head 0 of the next group. Neither can be
  * predicted by the hardware: they are in other blocks, or at least in other pages.
  */
-KERNEL const void *behind(const struct kvd_key_rows *keys, struct group g, const void *next,
-                          uint32_t h, enum kvd_number type) {
-        return h + 1 < keys->heads ? number_at(g.keys, (h + 1) * keys->head_stride, type) : next;
+KERNEL const uint8_t *behind(const struct kvd_key_rows *keys, struct group g, const uint8_t *next,
+                             uint32_t h) {
+        return h + 1 < keys->heads ? g.keys + (h + 1) * keys->head_stride : next;
 }
 
 /* ---- one row ---- */
@@ -62,17 +58,17 @@ KERNEL lanes squares(const void *row, uint32_t dim, enum kvd_number type) {
         uint32_t d = 0;
 
         for (; d + 32 <= dim; d += 32) {
-                lanes_widen_2(number_at(row, d, type), type, &x, &y);
+                row_widen_2(row, d, dim, type, &x, &y);
                 a = lanes_fma(x, x, a);
                 b = lanes_fma(y, y, b);
         }
         if (d + 16 <= dim) {
-                x = lanes_widen(number_at(row, d, type), type);
+                x = row_widen(row, d, KVD_LANES, dim, type);
                 a = lanes_fma(x, x, a);
                 d += 16;
         }
         if (d < dim) {
-                y = lanes_widen_n(number_at(row, d, type), dim - d, type);
+                y = row_widen(row, d, dim - d, dim, type);
                 b = lanes_fma(y, y, b);
         }
         return lanes_add(a, b);
@@ -85,20 +81,20 @@ KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_nu
         uint32_t d = 0;
 
         for (; d + 32 <= dim; d += 32) {
-                lanes_widen_2(number_at(row, d, type), type, &x, &y);
+                row_widen_2(row, d, dim, type, &x, &y);
                 a = lanes_fma(x, x, a);
                 b = lanes_fma(y, y, b);
                 p = lanes_fma(x, lanes_load(m + d), p);
                 q = lanes_fma(y, lanes_load(m + d + 16), q);
         }
         if (d + 16 <= dim) {
-                x = lanes_widen(number_at(row, d, type), type);
+                x = row_widen(row, d, KVD_LANES, dim, type);
                 a = lanes_fma(x, x, a);
                 p = lanes_fma(x, lanes_load(m + d), p);
                 d += 16;
         }
         if (d < dim) {
-                y = lanes_widen_n(number_at(row, d, type), dim - d, type);
+                y = row_widen(row, d, dim - d, dim, type);
                 b = lanes_fma(y, y, b);
                 q = lanes_fma(y, lanes_load(m + d), q);
         }
@@ -109,8 +105,8 @@ KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_nu
 /* ---- the anchor ---- */
 
 /* Finds the valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
-KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys,
-                           const void *next, size_t stride, uint32_t n, uint32_t dim,
+KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const uint8_t *keys,
+                           const uint8_t *next, size_t stride, uint32_t n, uint32_t dim,
                            enum kvd_number type) {
         lanes sums[GROUP];
         float square[GROUP], norm[GROUP];
@@ -118,8 +114,8 @@ KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const 
 
         for (uint32_t i = 0; i < n; i++) {
                 if (next)
-                        lanes_expect(number_at(next, i * stride, type), dim * number_size(type));
-                sums[i] = squares(number_at(keys, i * stride, type), dim, type);
+                        lanes_expect(next + i * stride, kvd_format_row(type, dim));
+                sums[i] = squares(keys + i * stride, dim, type);
         }
         for (uint32_t i = n; i < GROUP; i++)
                 sums[i] = lanes_zero();
@@ -128,7 +124,7 @@ KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const 
                                     lanes_max(lanes_sqrt(lanes_load(square)), lanes_set(1e-12f))));
         for (uint32_t i = 0; i < n; i++)
                 if (square[i] > 0.0f && square[i] < INFINITY) {
-                        rows[valid] = number_at(keys, i * stride, type);
+                        rows[valid] = keys + i * stride;
                         inverse[valid++] = norm[i];
                 }
         return valid;
@@ -136,15 +132,15 @@ KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const 
 
 /* Adds 64 elements of each of n rows: one reciprocal serves four sums. */
 KERNEL void add_64(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n,
-                   uint32_t d, enum kvd_number type) {
+                   uint32_t d, uint32_t dim, enum kvd_number type) {
         lanes a = lanes_load(sum), b = lanes_load(sum + 16), c = lanes_load(sum + 32),
               e = lanes_load(sum + 48);
 
         for (uint32_t i = 0; i < n; i++) {
                 lanes scale = lanes_set(inverse[i]), x, y, z, w;
 
-                lanes_widen_2(number_at(rows[i], d, type), type, &x, &y);
-                lanes_widen_2(number_at(rows[i], d + 32, type), type, &z, &w);
+                row_widen_2(rows[i], d, dim, type, &x, &y);
+                row_widen_2(rows[i], d + 32, dim, type, &z, &w);
                 a = lanes_fma(x, scale, a);
                 b = lanes_fma(y, scale, b);
                 c = lanes_fma(z, scale, c);
@@ -161,12 +157,12 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
         uint32_t d = 0;
 
         for (; d + 64 <= dim; d += 64)
-                add_64(sum + d, rows, inverse, n, d, type);
+                add_64(sum + d, rows, inverse, n, d, dim, type);
         for (; d + 32 <= dim; d += 32) {
                 lanes a = lanes_load(sum + d), b = lanes_load(sum + d + 16), x, y;
 
                 for (uint32_t i = 0; i < n; i++) {
-                        lanes_widen_2(number_at(rows[i], d, type), type, &x, &y);
+                        row_widen_2(rows[i], d, dim, type, &x, &y);
                         a = lanes_fma(x, lanes_set(inverse[i]), a);
                         b = lanes_fma(y, lanes_set(inverse[i]), b);
                 }
@@ -177,9 +173,7 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
                 lanes a = lanes_load(sum + d);
 
                 for (uint32_t i = 0; i < n; i++) {
-                        const void *from = number_at(rows[i], d, type);
-                        lanes x = d + 16 <= dim ? lanes_widen(from, type) :
-                                                  lanes_widen_n(from, dim - d, type);
+                        lanes x = row_widen(rows[i], d, MIN(dim - d, KVD_LANES), dim, type);
 
                         a = lanes_fma(x, lanes_set(inverse[i]), a);
                 }
@@ -205,19 +199,18 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
 
         memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
         for (uint32_t t = from; t < to;) {
-                struct group g = group_at(keys, t, to, type);
-                const void *next = t + g.n < to ? group_at(keys, t + g.n, to, type).keys : NULL;
+                struct group g = group_at(keys, t, to);
+                const uint8_t *next = t + g.n < to ? group_at(keys, t + g.n, to).keys : NULL;
 
                 for (uint32_t h = 0; h < keys->heads && g.keys; h++) {
-                        const void *head = number_at(g.keys, h * keys->head_stride, type),
-                                   *rows[GROUP];
+                        const uint8_t *head = g.keys + h * keys->head_stride;
+                        const void *rows[GROUP];
                         float inverse[GROUP];
-                        uint32_t n = SIMD && g.n == GROUP ?
-                                             directions(rows, inverse, head,
-                                                        behind(keys, g, next, h, type), stride,
-                                                        GROUP, dim, type) :
-                                             directions(rows, inverse, head, NULL, stride, g.n, dim,
-                                                        type);
+                        uint32_t n = SIMD && g.n == GROUP ? directions(rows, inverse, head,
+                                                                       behind(keys, g, next, h),
+                                                                       stride, GROUP, dim, type) :
+                                                            directions(rows, inverse, head, NULL,
+                                                                       stride, g.n, dim, type);
 
                         if (SIMD && n == GROUP)
                                 add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP,
@@ -238,14 +231,14 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
 
 /* ---- scores ---- */
 
-KERNEL lanes score_group(const void *keys, const void *next, size_t stride, uint32_t n,
+KERNEL lanes score_group(const uint8_t *keys, const uint8_t *next, size_t stride, uint32_t n,
                          const float *m, float length, uint32_t dim, enum kvd_number type) {
         lanes dots[GROUP], sums[GROUP], square, score;
 
         for (uint32_t i = 0; i < n; i++) {
                 if (next)
-                        lanes_expect(number_at(next, i * stride, type), dim * number_size(type));
-                dots[i] = products(number_at(keys, i * stride, type), m, dim, type, &sums[i]);
+                        lanes_expect(next + i * stride, kvd_format_row(type, dim));
+                dots[i] = products(keys + i * stride, m, dim, type, &sums[i]);
         }
         for (uint32_t i = n; i < GROUP; i++)
                 sums[i] = dots[i] = lanes_zero();
@@ -277,14 +270,14 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m,
         }
 }
 
-KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, const void *next,
+KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, const uint8_t *next,
                         uint32_t h, const float *m, float length, uint32_t dim,
                         enum kvd_number type) {
-        const void *head = number_at(g.keys, h * keys->head_stride, type);
+        const uint8_t *head = g.keys + h * keys->head_stride;
 
         if (SIMD && g.n == GROUP)
-                return score_group(head, behind(keys, g, next, h, type), keys->token_stride, GROUP,
-                                   m, length, dim, type);
+                return score_group(head, behind(keys, g, next, h), keys->token_stride, GROUP, m,
+                                   length, dim, type);
         return score_group(head, NULL, keys->token_stride, g.n, m, length, dim, type);
 }
 
@@ -295,8 +288,8 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *
 
         place_anchors(placed, lengths, m, keys, dim, type);
         for (uint32_t t = from; t < to;) {
-                struct group g = group_at(keys, t, to, type);
-                const void *next = t + g.n < to ? group_at(keys, t + g.n, to, type).keys : NULL;
+                struct group g = group_at(keys, t, to);
+                const uint8_t *next = t + g.n < to ? group_at(keys, t + g.n, to).keys : NULL;
 
                 for (uint32_t h = 0; h < keys->heads; h++) {
                         const float *anchor = placed + (size_t)h * padded(dim);
@@ -312,22 +305,28 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *
 
 /* ---- a copy for each type; and for the usual size, whose sums then stay in registers --------- */
 
-#define EACH_TYPE(keys, body, ...) \
-        ((keys)->type == KVD_NUMBER_F32 ? EACH_DIM(keys, body, KVD_NUMBER_F32, __VA_ARGS__) : \
-         (keys)->type == KVD_NUMBER_F16 ? EACH_DIM(keys, body, KVD_NUMBER_F16, __VA_ARGS__) : \
-                                          EACH_DIM(keys, body, KVD_NUMBER_BF16, __VA_ARGS__))
-#define EACH_DIM(keys, body, type, ...) \
-        (SIMD && (keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : \
-                                      body(__VA_ARGS__, (keys)->dim, type))
+#define EACH_DIM(body, ...) \
+        (SIMD && keys->dim == 128 ? body(__VA_ARGS__, 128, type) : \
+                                    body(__VA_ARGS__, keys->dim, type))
+
+KERNEL void anchor_type(float *sums, uint32_t *counts, const struct kvd_key_rows *keys,
+                        uint32_t from, uint32_t to, float *part, enum kvd_number type) {
+        EACH_DIM(anchor_body, sums, counts, keys, from, to, part);
+}
+
+KERNEL void score_type(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from,
+                       uint32_t to, const float *m, float *placed, enum kvd_number type) {
+        EACH_DIM(score_body, scores, stride, keys, from, to, m, placed);
+}
 
 static void anchor(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from,
                    uint32_t to, float *scratch) {
-        EACH_TYPE(keys, anchor_body, sums, counts, keys, from, to, scratch);
+        TYPED(keys->type, anchor_type, sums, counts, keys, from, to, scratch);
 }
 
 static void score(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from,
                   uint32_t to, const float *m, float *scratch) {
-        EACH_TYPE(keys, score_body, scores, stride, keys, from, to, m, scratch);
+        TYPED(keys->type, score_type, scores, stride, keys, from, to, m, scratch);
 }
 
 /* ---- from scores to choices ---- */

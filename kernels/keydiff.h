@@ -22,8 +22,8 @@ extern "C" {
 #endif
 
 /*
- * The keys of all KV heads of a layer. Head h of token t begins h * head_stride + t % per_block *
- * token_stride elements after blocks[t / per_block] + offset bytes. A block may be NULL: its tokens
+ * The keys of all KV heads of a layer. Head h of token t begins offset + h * head_stride + t %
+ * per_block * token_stride bytes after blocks[t / per_block]. A block may be NULL: its tokens
  * are then not valid.
  */
 struct kvd_key_rows {

@@ -16,6 +16,10 @@
  *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
  *   lanes_widen_2                 32 elements into two lanes at the least cost, not in order: see lanes_place_2
  *   lanes_narrow  lanes_narrow_n  the same to memory of a type; to nearest, ties to even
+ *   lanes_first                   of lanes, the first n < 16; the others are 0
+ *   lanes_codes   lanes_codes_n   16 codes of a quantised type, or n < 16 (an even number); see kernels/rows.h
+ *   lanes_codes_2                 32 codes, in the order of lanes_place_2
+ *   lanes_scale_at lanes_decode   the scale of a group, and the numbers that its codes stand for: fma(code, scale, least)
  *   lanes_stream  lanes_fence     to an address aligned to 64 bytes, past the caches; visible to others after the fence
  *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b if either is a NaN
  *   lanes_round                   to the nearest integer, ties to even
@@ -42,9 +46,14 @@ KERNEL size_t lanes_bytes(enum kvd_number type) {
         return type == KVD_NUMBER_F32 ? 64 : 32;
 }
 
+/* Whether lanes_widen_2 gives the even elements first, then the odd ones. */
+KERNEL bool lanes_splits(enum kvd_number type) {
+        return type == KVD_NUMBER_BF16 || type == KVD_NUMBER_Q4;
+}
+
 /* Where lanes_widen_2 puts element i of 32: lane place % 16 of its first or second result. */
 KERNEL uint32_t lanes_place_2(uint32_t i, enum kvd_number type) {
-        return type == KVD_NUMBER_BF16 ? i % 2 * KVD_LANES + i / 2 : i;
+        return lanes_splits(type) ? i % 2 * KVD_LANES + i / 2 : i;
 }
 
 /*
@@ -71,13 +80,9 @@ KERNEL uint32_t lanes_place(uint32_t d, uint32_t dim, enum kvd_number type) {
 #error "one of KVD_ISA_SCALAR, KVD_ISA_AVX2, KVD_ISA_AVX512"
 #endif
 
-/* Bytes of an element. */
+/* Bytes of an element that is not quantised. */
 KERNEL size_t number_size(enum kvd_number type) {
         return type == KVD_NUMBER_F32 ? 4 : 2;
-}
-
-KERNEL const void *number_at(const void *base, size_t i, enum kvd_number type) {
-        return (const char *)base + i * number_size(type);
 }
 
 /*

@@ -152,6 +152,73 @@ KERNEL void lanes_narrow_n(void *to, lanes a, uint32_t n, enum kvd_number type) 
         memcpy(to, half, n * sizeof *half);
 }
 
+KERNEL __m256 half_first(__m256 a, int n) {
+        return _mm256_and_ps(a, _mm256_castsi256_ps(lanes_mask(n)));
+}
+
+KERNEL lanes lanes_first(lanes a, uint32_t n) {
+        return (lanes){half_first(a.low, (int)n), half_first(a.high, (int)n - 8)};
+}
+
+/* ---- codes ---- */
+
+typedef __m128i coded; /* a byte each */
+
+struct lanes_scale {
+        __m256 scale, least;
+};
+
+KERNEL struct lanes_scale lanes_scale_at(const void *from, enum kvd_number type) {
+        __m128 both = _mm_cvtph_ps(_mm_loadu_si32(from));
+
+        (void)type;
+        return (struct lanes_scale){_mm256_broadcastss_ps(both),
+                                    _mm256_broadcastss_ps(_mm_movehdup_ps(both))};
+}
+
+KERNEL coded lanes_low_codes(__m128i pairs) {
+        return _mm_and_si128(pairs, _mm_set1_epi8(15));
+}
+
+KERNEL coded lanes_high_codes(__m128i pairs) {
+        return lanes_low_codes(_mm_srli_epi16(pairs, 4));
+}
+
+KERNEL coded lanes_codes(const uint8_t *from, enum kvd_number type) {
+        __m128i pairs;
+
+        if (type == KVD_NUMBER_Q8)
+                return _mm_loadu_si128((const void *)from);
+        pairs = _mm_loadl_epi64((const void *)from);
+        return _mm_unpacklo_epi8(lanes_low_codes(pairs), lanes_high_codes(pairs));
+}
+
+KERNEL coded lanes_codes_n(const uint8_t *from, uint32_t n, enum kvd_number type) {
+        uint8_t some[KVD_LANES] = {0};
+
+        memcpy(some, from, type == KVD_NUMBER_Q8 ? n : n / 2);
+        return lanes_codes(some, type);
+}
+
+KERNEL void lanes_codes_2(const uint8_t *from, enum kvd_number type, coded *a, coded *b) {
+        *a = _mm_loadu_si128((const void *)from);
+        if (type == KVD_NUMBER_Q8) {
+                *b = _mm_loadu_si128((const void *)(from + KVD_LANES));
+                return;
+        }
+        *b = lanes_high_codes(*a);
+        *a = lanes_low_codes(*a);
+}
+
+KERNEL __m256 lanes_decode_8(coded a, struct lanes_scale s) {
+        return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(a)), s.scale, s.least);
+}
+
+KERNEL lanes lanes_decode(coded a, struct lanes_scale s, enum kvd_number type) {
+        (void)type;
+        return (lanes){lanes_decode_8(a, s), lanes_decode_8(_mm_unpackhi_epi64(a, a), s)};
+}
+
 KERNEL void lanes_stream(float *to, lanes a) {
         _mm256_stream_ps(to, a.low);
         _mm256_stream_ps(to + 8, a.high);

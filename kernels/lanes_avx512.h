@@ -106,6 +106,59 @@ KERNEL void lanes_narrow_n(void *to, lanes a, uint32_t n, enum kvd_number type) 
                 _mm256_mask_storeu_epi16(to, lanes_mask(n), lanes_to_half(a, type));
 }
 
+KERNEL lanes lanes_first(lanes a, uint32_t n) {
+        return _mm512_maskz_mov_ps(lanes_mask(n), a);
+}
+
+/* ---- codes ---- */
+
+/* An integer each; of codes of 4 bits, the upper bits are arbitrary. */
+typedef __m512i coded;
+
+struct lanes_scale {
+        __m512 scale, least; /* or, of codes of 4 bits, the number of each code, and nothing */
+};
+
+KERNEL struct lanes_scale lanes_scale_at(const void *from, enum kvd_number type) {
+        const lanes each = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        __m128 both = _mm_cvtph_ps(_mm_loadu_si32(from));
+        lanes scale = _mm512_broadcastss_ps(both),
+              least = _mm512_broadcastss_ps(_mm_movehdup_ps(both));
+
+        return (struct lanes_scale){type == KVD_NUMBER_Q4 ? _mm512_fmadd_ps(each, scale, least) :
+                                                            scale,
+                                    least};
+}
+
+KERNEL coded lanes_codes_of(__m128i some, enum kvd_number type) {
+        if (type == KVD_NUMBER_Q4)
+                some = _mm_unpacklo_epi8(some, _mm_srli_epi16(some, 4));
+        return _mm512_cvtepu8_epi32(some);
+}
+
+KERNEL coded lanes_codes_n(const uint8_t *from, uint32_t n, enum kvd_number type) {
+        __mmask16 there = lanes_mask(type == KVD_NUMBER_Q8 ? n : n / 2);
+
+        return lanes_codes_of(_mm_maskz_loadu_epi8(there, from), type);
+}
+
+KERNEL coded lanes_codes(const uint8_t *from, enum kvd_number type) {
+        return lanes_codes_of(type == KVD_NUMBER_Q8 ? _mm_loadu_si128((const void *)from) :
+                                                      _mm_loadl_epi64((const void *)from),
+                              type);
+}
+
+KERNEL void lanes_codes_2(const uint8_t *from, enum kvd_number type, coded *a, coded *b) {
+        *a = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
+        *b = type == KVD_NUMBER_Q8 ? lanes_codes(from + KVD_LANES, type) : _mm512_srli_epi32(*a, 4);
+}
+
+KERNEL lanes lanes_decode(coded a, struct lanes_scale s, enum kvd_number type) {
+        if (type == KVD_NUMBER_Q4)
+                return _mm512_permutexvar_ps(a, s.scale);
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), s.scale, s.least);
+}
+
 KERNEL void lanes_stream(float *to, lanes a) {
         _mm512_stream_ps(to, a);
 }

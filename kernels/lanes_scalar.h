@@ -93,6 +93,52 @@ KERNEL void lanes_narrow(void *to, lanes a, enum kvd_number type) {
         lanes_narrow_n(to, a, KVD_LANES, type);
 }
 
+KERNEL lanes lanes_first(lanes a, uint32_t n) {
+        return EACH_LANE((uint32_t)j < n ? a.at[j] : 0.0f);
+}
+
+/* ---- codes ---- */
+
+typedef lanes coded; /* as floats */
+
+struct lanes_scale {
+        float scale, least;
+};
+
+KERNEL struct lanes_scale lanes_scale_at(const void *from, enum kvd_number type) {
+        uint16_t half[2];
+        float wide[2];
+
+        (void)type;
+        memcpy(half, from, sizeof half);
+        kvd_widen_scalar(wide, half, 2, KVD_NUMBER_F16);
+        return (struct lanes_scale){wide[0], wide[1]};
+}
+
+KERNEL coded lanes_codes_n(const uint8_t *from, uint32_t n, enum kvd_number type) {
+        coded a = lanes_zero();
+
+        for (uint32_t i = 0; i < n; i++)
+                a.at[i] = type == KVD_NUMBER_Q8 ? from[i] : (from[i / 2] >> 4 * (i % 2) & 15);
+        return a;
+}
+
+KERNEL coded lanes_codes(const uint8_t *from, enum kvd_number type) {
+        return lanes_codes_n(from, KVD_LANES, type);
+}
+
+KERNEL void lanes_codes_2(const uint8_t *from, enum kvd_number type, coded *a, coded *b) {
+        for (uint32_t i = 0; i < KVD_LANES; i++) {
+                a->at[i] = type == KVD_NUMBER_Q8 ? from[i] : from[i] & 15;
+                b->at[i] = type == KVD_NUMBER_Q8 ? from[KVD_LANES + i] : from[i] >> 4;
+        }
+}
+
+KERNEL lanes lanes_decode(coded a, struct lanes_scale s, enum kvd_number type) {
+        (void)type;
+        return EACH_LANE(fmaf(a.at[j], s.scale, s.least));
+}
+
 KERNEL void lanes_stream(float *to, lanes a) {
         lanes_store(to, a);
 }

@@ -9,19 +9,12 @@
 
 #include <assert.h>
 
-#include "ipc/base/util.h"
-#include "kernels/lanes.h"
+#include "kernels/rows.h"
 
 enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 };
 
 /* What fp32 rounding may have added to a bound, as a fraction of both norms, with a margin. */
 #define SLACK 2e-5
-
-/* Calls f with the type as a constant. */
-#define TYPED(type, f, ...) \
-        ((type) == KVD_NUMBER_F32 ? f(__VA_ARGS__, KVD_NUMBER_F32) : \
-         (type) == KVD_NUMBER_F16 ? f(__VA_ARGS__, KVD_NUMBER_F16) : \
-                                    f(__VA_ARGS__, KVD_NUMBER_BF16))
 
 /* Elements i to i + 15 of n; zeros beyond the end. */
 KERNEL lanes widen_at(const uint8_t *x, size_t i, size_t n, enum kvd_number type) {
@@ -43,8 +36,9 @@ static size_t plane_elements(const struct kvd_memshare_shape *s) {
 
 static const uint8_t *plane(const struct kvd_memshare_shape *s, const void *block, uint32_t layer,
                             uint32_t value) {
-        return (const uint8_t *)block +
-               (2 * (size_t)layer + value) * plane_elements(s) * number_size(s->type);
+        size_t bytes = (size_t)s->heads * s->tokens * kvd_format_row(s->type, s->dim);
+
+        return (const uint8_t *)block + (2 * (size_t)layer + value) * bytes;
 }
 
 /* ---- sums of squares of whole planes ---- */
@@ -88,24 +82,17 @@ KERNEL double plane_squares(const uint8_t *a, const uint8_t *b, size_t n, bool p
         return total;
 }
 
-static double squares_of(const struct kvd_memshare_shape *s, const uint8_t *a) {
-        return TYPED(s->type, plane_squares, a, NULL, plane_elements(s), false);
-}
-
-static double squares_of_difference(const struct kvd_memshare_shape *s, const uint8_t *a,
-                                    const uint8_t *b) {
-        return TYPED(s->type, plane_squares, a, b, plane_elements(s), true);
-}
-
 /* ---- row by row: if rows are rotated, or each row counts by its norm ------------------------- */
 
-KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t dim,
-                        enum kvd_number type) {
-        for (uint32_t i = 0; i < dim; i += 32)
+/* Of the elements from number from on. b: NULL for the squares of a alone. */
+KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t from,
+                        uint32_t dim, enum kvd_number type) {
+        for (uint32_t i = from; i < dim; i += 32)
                 for (uint32_t k = 0; k < 2; k++) {
-                        lanes d = lanes_sub(widen_at(a, i + k * 16, dim, type),
-                                            widen_at(b, i + k * 16, dim, type));
+                        lanes d = row_part(a, i + k * 16, dim, dim, type);
 
+                        if (b)
+                                d = lanes_sub(d, row_part(b, i + k * 16, dim, dim, type));
                         sum[k] = lanes_fma(d, d, sum[k]);
                 }
 }
@@ -121,38 +108,40 @@ KERNEL void rotate(lanes *low, lanes *high, lanes cosine, lanes sine) {
 KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b,
                                 const struct kvd_memshare_query *q, uint32_t dim,
                                 enum kvd_number type) {
-        size_t up = q->half * number_size(type), rest = 2 * up;
+        uint32_t half = q->half;
 
-        for (uint32_t i = 0; i < q->half; i += 16) {
-                lanes low = widen_at(b, i, q->half, type),
-                      high = widen_at(b + up, i, q->half, type);
+        for (uint32_t i = 0; i < half; i += 16) {
+                lanes low = row_part(b, i, half, dim, type),
+                      high = row_part(b, half + i, 2 * half, dim, type);
 
-                rotate(&low, &high, load_at(q->cosine, i, q->half), load_at(q->sine, i, q->half));
-                low = lanes_sub(widen_at(a, i, q->half, type), low);
-                high = lanes_sub(widen_at(a + up, i, q->half, type), high);
+                rotate(&low, &high, load_at(q->cosine, i, half), load_at(q->sine, i, half));
+                low = lanes_sub(row_part(a, i, half, dim, type), low);
+                high = lanes_sub(row_part(a, half + i, 2 * half, dim, type), high);
                 sum[0] = lanes_fma(low, low, sum[0]);
                 sum[1] = lanes_fma(high, high, sum[1]);
         }
-        row_squares(sum, a + rest, b + rest, dim - 2 * q->half, type);
+        row_squares(sum, a, b, 2 * half, dim, type);
 }
 
 /* The sum over rows of the squares, or of the norms, of the rows' differences. */
-KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b,
-                       bool rotated, bool norms, enum kvd_number type) {
-        uint32_t dim = q->shape->dim, rows = q->shape->heads * q->shape->tokens;
+KERNEL double rows_sum(const struct kvd_memshare_shape *s, const uint8_t *a, const uint8_t *b,
+                       const struct kvd_memshare_query *rotated, bool norms, enum kvd_number type) {
+        uint32_t dim = s->dim, rows = s->heads * s->tokens;
         uint32_t together = norms || dim >= CHUNK ? 1 : CHUNK / dim;
-        size_t row = dim * number_size(type);
+        size_t row = kvd_format_row(type, dim);
         double total = 0.0;
 
         for (uint32_t r = 0; r < rows;) {
                 lanes sum[2] = {lanes_zero(), lanes_zero()};
                 float squares;
 
-                for (uint32_t end = MIN(rows, r + together); r < end; r++, a += row, b += row)
+                for (uint32_t end = MIN(rows, r + together); r < end; r++, a += row) {
                         if (rotated)
-                                rotated_row_squares(sum, a, b, q, dim, type);
+                                rotated_row_squares(sum, a, b, rotated, dim, type);
                         else
-                                row_squares(sum, a, b, dim, type);
+                                row_squares(sum, a, b, 0, dim, type);
+                        b = b ? b + row : NULL;
+                }
                 squares = lanes_sum(lanes_add(sum[0], sum[1]));
                 total += norms ? (double)sqrtf(squares) : (double)squares;
         }
@@ -161,16 +150,33 @@ KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, con
 
 static double rotated_squares(const struct kvd_memshare_query *q, const uint8_t *a,
                               const uint8_t *b) {
-        return TYPED(q->shape->type, rows_sum, q, a, b, true, false);
+        return TYPED(q->shape->type, rows_sum, q->shape, a, b, q, false);
 }
 
 static double rotated_norms(const struct kvd_memshare_query *q, const uint8_t *a,
                             const uint8_t *b) {
-        return TYPED(q->shape->type, rows_sum, q, a, b, true, true);
+        return TYPED(q->shape->type, rows_sum, q->shape, a, b, q, true);
 }
 
 static double plain_norms(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
-        return TYPED(q->shape->type, rows_sum, q, a, b, false, true);
+        return TYPED(q->shape->type, rows_sum, q->shape, a, b, NULL, true);
+}
+
+/* Plain numbers are summed without regard to rows. b: NULL for the squares of a alone. */
+KERNEL double squares_type(const struct kvd_memshare_shape *s, const uint8_t *a, const uint8_t *b,
+                           bool pair, enum kvd_number type) {
+        if (kvd_is_quantised(type))
+                return rows_sum(s, a, b, NULL, false, type);
+        return plane_squares(a, b, plane_elements(s), pair, type);
+}
+
+static double squares_of(const struct kvd_memshare_shape *s, const uint8_t *a) {
+        return TYPED(s->type, squares_type, s, a, NULL, false);
+}
+
+static double squares_of_difference(const struct kvd_memshare_shape *s, const uint8_t *a,
+                                    const uint8_t *b) {
+        return TYPED(s->type, squares_type, s, a, b, true);
 }
 
 /* ---- distance ---- */

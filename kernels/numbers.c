@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "ipc/base/format.h"
 #include "kernels/variants.h"
 
 static uint32_t float_bits(float f) {
@@ -65,4 +66,8 @@ void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type) {
         for (size_t i = 0; i < n; i++)
                 to[i] = type == KVD_NUMBER_F16 ? narrow_f16(from[i]) : narrow_bf16(from[i]);
+}
+
+size_t kvd_row_bytes(enum kvd_number type, uint32_t dim) {
+        return kvd_format_row(type, dim);
 }

@@ -32,7 +32,13 @@ extern "C" {
 #define KVD_PANEL 16 /* rows interleaved in a panel; lanes of a reduction */
 
 /* Element types in memory; the numbers are those of enum kvd_dtype in the public header. */
-enum kvd_number { KVD_NUMBER_F32 = 1, KVD_NUMBER_F16 = 2, KVD_NUMBER_BF16 = 3 };
+enum kvd_number {
+        KVD_NUMBER_F32 = 1,
+        KVD_NUMBER_F16 = 2,
+        KVD_NUMBER_BF16 = 3,
+        KVD_NUMBER_Q8 = 5, /* quantised, see kvd_ops.write_row */
+        KVD_NUMBER_Q4 = 6,
+};
 
 struct kvd_attend_ops;
 struct kvd_block_ops;
@@ -110,6 +116,20 @@ struct kvd_ops {
         void (*widen)(float *to, const uint16_t *from, size_t n, enum kvd_number type);
         void (*narrow)(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 
+        /*
+         * Write or read a row: the dim numbers of a token and KV head, of any type, in
+         * kvd_row_bytes() bytes of any alignment. Of a quantised type, dim is even, and a row is dim
+         * codes of 8 or 4 bits without a sign (of 4 bits: two to a byte, the first in the low half),
+         * then the scale and the least number of each 64 codes (or fewer, at the end), two f16.
+         * Number i is fma(code, scale, least). When written, the least number is rounded to f16, the
+         * scale is (largest - least) / (codes - 1), rounded to f16 but at least 2^-14, and the code
+         * (x - least) / scale, rounded to nearest, ties to even; all are limited to what they can
+         * hold. If one of a group's numbers is not finite, all become NaN. A row of zero bytes is
+         * zeros.
+         */
+        void (*write_row)(void *row, const float *from, uint32_t dim, enum kvd_number type);
+        void (*read_row)(float *to, const void *row, uint32_t dim, enum kvd_number type);
+
         /* memcpy past the caches; visible to other processors, in order, when it returns. */
         void (*copy_nt)(void *to, const void *from, size_t bytes);
 };
@@ -122,6 +142,9 @@ const struct kvd_ops *kvd_ops_pick(const char *name);
 
 /* All tables of this build, fastest first, runnable here or not; NULL ends the list. */
 const struct kvd_ops *const *kvd_ops_list(void);
+
+/* Bytes of a row of dim numbers, with its scales. */
+size_t kvd_row_bytes(enum kvd_number type, uint32_t dim);
 
 /* Number of floats of a packed matrix of rows rows. */
 static inline size_t kvd_packed_floats(uint32_t rows, uint32_t dim) {

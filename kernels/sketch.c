@@ -7,8 +7,7 @@
 
 #include "kernels/sketch.h"
 
-#include "ipc/base/util.h"
-#include "kernels/lanes.h"
+#include "kernels/rows.h"
 
 /*
  * How many tokens ahead cells are prefetched, and how many floats of each; the hardware prefetches
@@ -16,9 +15,8 @@
  */
 enum { AHEAD = 3, START = 64 };
 
-KERNEL uint8_t *vector_at(const struct kvd_sketch_vectors *x, uint32_t i, enum kvd_number type) {
-        return x->blocks[i / x->per_block] + x->offset +
-               (i % x->per_block) * x->stride * number_size(type);
+KERNEL uint8_t *vector_at(const struct kvd_sketch_vectors *x, uint32_t i) {
+        return x->blocks[i / x->per_block] + x->offset + i % x->per_block * x->stride;
 }
 
 /* The cells of a token, and the sign of its vector in each. */
@@ -52,8 +50,8 @@ KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places
 
 KERNEL void insert_lanes(const struct kvd_sketch_part *p, const struct cells *cells,
                          const lanes *sign, const uint8_t *x, uint32_t d, uint32_t n, uint32_t rows,
-                         enum kvd_number type) {
-        lanes v = lanes_widen_to(x + d * number_size(type), n, type);
+                         uint32_t dim, enum kvd_number type) {
+        lanes v = row_widen(x, d, n, dim, type);
 
         if (p->mean)
                 v = lanes_sub(v, lanes_load_to(p->mean + d, n));
@@ -97,9 +95,8 @@ KERNEL lanes median_lanes(const lanes *v, uint32_t rows) {
         return found;
 }
 
-KERNEL void query_lanes(const struct kvd_sketch_part *p, const struct cells *cells,
-                        const lanes *sign, uint8_t *x, float shrink, uint32_t d, uint32_t n,
-                        uint32_t rows, enum kvd_number type) {
+KERNEL lanes query_lanes(const struct kvd_sketch_part *p, const struct cells *cells,
+                         const lanes *sign, float shrink, uint32_t d, uint32_t n, uint32_t rows) {
         lanes v[KVD_SKETCH_ROWS_MAX], found;
 
         for (uint32_t r = 0; r < rows; r++)
@@ -107,7 +104,22 @@ KERNEL void query_lanes(const struct kvd_sketch_part *p, const struct cells *cel
         found = lanes_mul(lanes_set(shrink), median_lanes(v, rows));
         if (p->mean)
                 found = lanes_add(found, lanes_load_to(p->mean + d, n));
-        lanes_narrow_to(x + d * number_size(type), found, n, type);
+        return found;
+}
+
+/* A row is written in parts that have a scale of their own, if they have any. */
+KERNEL void query_part(const struct kvd_sketch_part *p, const struct cells *cells,
+                       const lanes *sign, uint8_t *x, float shrink, uint32_t d, uint32_t n,
+                       uint32_t rows, uint32_t dim, enum kvd_number type) {
+        float found[KVD_GROUP];
+
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                uint32_t here = MIN(n - i, KVD_LANES);
+
+                lanes_store_to(found + i, query_lanes(p, cells, sign, shrink, d + i, here, rows),
+                               here);
+        }
+        row_write_part(x, d, found, n, dim, type);
 }
 
 /* ---- vectors ---- */
@@ -121,14 +133,11 @@ KERNEL void do_vector(enum what what, const struct kvd_sketch_part *p, const str
 
         for (uint32_t r = 0; r < rows; r++)
                 sign[r] = lanes_set(what == INSERT ? factor * cells->sign[r] : cells->sign[r]);
-        for (uint32_t d = 0; d < dim; d += KVD_LANES) {
-                uint32_t n = MIN(dim - d, KVD_LANES);
-
-                if (what == INSERT)
-                        insert_lanes(p, cells, sign, x, d, n, rows, type);
-                else
-                        query_lanes(p, cells, sign, x, factor, d, n, rows, type);
-        }
+        for (uint32_t d = 0; what == INSERT && d < dim; d += KVD_LANES)
+                insert_lanes(p, cells, sign, x, d, MIN(dim - d, KVD_LANES), rows, dim, type);
+        for (uint32_t d = 0; what == QUERY && d < dim; d += row_step(type))
+                query_part(p, cells, sign, x, factor, d, MIN(dim - d, row_step(type)), rows, dim,
+                           type);
 }
 
 KERNEL void do_rows(enum what what, const struct kvd_sketch_part *p, const uint32_t *places,
@@ -140,7 +149,7 @@ KERNEL void do_rows(enum what what, const struct kvd_sketch_part *p, const uint3
                 if (i + AHEAD < n)
                         expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
                 find_cells(&cells, p, places + (size_t)i * rows, rows);
-                do_vector(what, p, &cells, vector_at(x, i, type), factor, rows, dim, type);
+                do_vector(what, p, &cells, vector_at(x, i), factor, rows, dim, type);
         }
 }
 
@@ -155,12 +164,7 @@ KERNEL void do_type(enum what what, const struct kvd_sketch_part *p, const uint3
 
 KERNEL void do_all(enum what what, const struct kvd_sketch_part *p, const uint32_t *places,
                    uint32_t n, const struct kvd_sketch_vectors *x, float factor) {
-        if (x->type == KVD_NUMBER_F32)
-                do_type(what, p, places, n, x, factor, KVD_NUMBER_F32);
-        else if (x->type == KVD_NUMBER_F16)
-                do_type(what, p, places, n, x, factor, KVD_NUMBER_F16);
-        else
-                do_type(what, p, places, n, x, factor, KVD_NUMBER_BF16);
+        TYPED(x->type, do_type, what, p, places, n, x, factor);
 }
 
 static void insert(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,

@@ -76,7 +76,7 @@ struct kvd_sketch_part {
         const float *mean;
 };
 
-/* Vector i begins at blocks[i / per_block] + offset bytes + i % per_block * stride elements. */
+/* Vector i begins at blocks[i / per_block] + offset + i % per_block * stride bytes. */
 struct kvd_sketch_vectors {
         uint8_t *const *blocks; /* written to by a query only */
         size_t offset;

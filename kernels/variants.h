@@ -23,6 +23,15 @@ bool kvd_works_avx512(void);
 void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number type);
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 
+#define KVD_ROWS_OF(variant) \
+        void kvd_write_row_##variant(void *row, const float *from, uint32_t dim, \
+                                     enum kvd_number type); \
+        void kvd_read_row_##variant(float *to, const void *row, uint32_t dim, enum kvd_number type);
+KVD_ROWS_OF(scalar)
+KVD_ROWS_OF(avx2)
+KVD_ROWS_OF(avx512)
+#undef KVD_ROWS_OF
+
 /*
  * e^x, with the same steps in every variant: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for
  * e^r (Cephes expf, relative error below 2e-7), and 2^n assembled from its bits. Adding EXP_SHIFT

@@ -18,6 +18,7 @@
 #include "kernels/keydiff.h"
 #include "kernels/lanes.h"
 #include "kernels/memshare.h"
+#include "kernels/rows.h"
 #include "kernels/sketch.h"
 
 #if defined(KVD_ISA_AVX512)
@@ -291,5 +292,7 @@ const struct kvd_ops KVD_VARIANT(kvd_ops) = {
         .softmax = softmax,
         .widen = widen,
         .narrow = narrow,
+        .write_row = KVD_VARIANT(kvd_write_row),
+        .read_row = KVD_VARIANT(kvd_read_row),
         .copy_nt = copy_nt,
 };

@@ -11,6 +11,7 @@
 
 #include "client/gpu/dlpack.h"
 #include "client/gpu/gpu_view.h"
+#include "ipc/base/format.h"
 #include "ipc/base/sys.h"
 
 #define DIMENSIONS 5
@@ -105,12 +106,18 @@ void kvd_dlpack_capsule_free(void *capsule) {
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static struct DLDataType type_of(const struct kvd_shape *g) {
-        uint8_t code = g->dtype == KVD_I8   ? DLPACK_INT :
-                       g->dtype == KVD_BF16 ? DLPACK_BFLOAT :
-                                              DLPACK_FLOAT;
+/* Rows of quantised numbers, with their scales, are bytes. */
+static uint32_t element_of(const struct kvd_shape *g) {
+        return kvd_is_quantised(g->dtype) ? 1 : kvd_dtype_bytes(g->dtype);
+}
 
-        return (struct DLDataType){code, (uint8_t)(kvd_dtype_bytes(g->dtype) * 8), 1};
+static struct DLDataType type_of(const struct kvd_shape *g) {
+        uint8_t code = kvd_is_quantised(g->dtype) ? DLPACK_UINT :
+                       g->dtype == KVD_I8         ? DLPACK_INT :
+                       g->dtype == KVD_BF16       ? DLPACK_BFLOAT :
+                                                    DLPACK_FLOAT;
+
+        return (struct DLDataType){code, (uint8_t)(element_of(g) * 8), 1};
 }
 
 /* The last three dimensions: one plane. */
@@ -119,7 +126,7 @@ static void shape_plane(const struct kvd_shape *g, int64_t *shape, int64_t *stri
 
         shape[0] = hnd ? g->kv_heads : g->block_tokens;
         shape[1] = hnd ? g->block_tokens : g->kv_heads;
-        shape[2] = g->head_dim;
+        shape[2] = (int64_t)(kvd_format_row(g->dtype, g->head_dim) / element_of(g));
         strides[0] = shape[1] * shape[2];
         strides[1] = shape[2];
         strides[2] = 1;
@@ -143,19 +150,18 @@ static void shape_memory(struct owner *o, const struct kvd_space_memory *memory)
 
 static void shape_planes(struct owner *o) {
         const struct kvd_shape *g = &o->view->ix->geometry;
-        int64_t plane = (int64_t)g->kv_heads * g->block_tokens * g->head_dim;
 
         o->shape[0] = g->layers / g->layer_groups;
         o->shape[1] = 2;
-        o->strides[0] = 2 * plane;
-        o->strides[1] = plane;
         shape_plane(g, o->shape + 2, o->strides + 2);
+        o->strides[1] = o->shape[2] * o->strides[2];
+        o->strides[0] = 2 * o->strides[1];
         o->managed.tensor.ndim = 5;
 }
 
 static void shape_layer(struct owner *o, const struct kvd_layer_view *layer) {
         o->shape[0] = is_fixed(o->space) ? o->space->fixed.blocks : o->view->ix->capacity;
-        o->strides[0] = (int64_t)(layer->block_stride / layer->element);
+        o->strides[0] = (int64_t)(layer->block_stride / element_of(&o->view->ix->geometry));
         shape_plane(&o->view->ix->geometry, o->shape + 1, o->strides + 1);
         o->managed.tensor.ndim = 4;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "client/gpu/gpu_view.h"
+#include "ipc/base/format.h"
 
 int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         struct view *view;
@@ -298,8 +299,9 @@ int kvd_settle(struct kvd_space *space) {
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                    struct kvd_layer_view *ret) {
         const struct kvd_shape *g = &ix->geometry;
-        uint32_t per_group = g->layers / g->layer_groups, bytes = kvd_dtype_bytes(g->dtype);
-        uint64_t row = (uint64_t)g->head_dim * bytes, plane = row * g->kv_heads * g->block_tokens;
+        uint32_t per_group = g->layers / g->layer_groups;
+        uint64_t row = kvd_format_row(g->dtype, g->head_dim),
+                 plane = row * g->kv_heads * g->block_tokens;
         bool hnd = g->order == KVD_HND;
 
         *ret = (struct kvd_layer_view){
@@ -308,7 +310,7 @@ void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                 .block_stride = ix->block_bytes,
                 .head_stride = hnd ? row * g->block_tokens : row,
                 .token_stride = hnd ? row : row * g->kv_heads,
-                .element = bytes,
+                .element = kvd_dtype_bytes(g->dtype),
                 .group = layer / per_group,
         };
 }

@@ -69,8 +69,10 @@ static int check_space(const struct kvd_space *space, uint32_t layer) {
                 return client_fail(
                         -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                         space->name, g->layout);
-        if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
-                return client_fail(-EINVAL, "attention supports only spaces of f32, f16 and bf16");
+        if (g->dtype == KVD_I8)
+                return client_fail(-EINVAL,
+                                   "attention supports no space of i8, whose scales kvd does not "
+                                   "know: take q8");
         return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
 }
 
@@ -138,11 +140,7 @@ static void store(const struct attend_layer *l, uint8_t *to, const float *from) 
         const struct kvd_shape *g = l->geometry;
 
         for (uint32_t h = 0; h < g->kv_heads; h++, to += l->at.head_stride, from += g->head_dim)
-                if (g->dtype == KVD_F32)
-                        memcpy(to, from, g->head_dim * sizeof *from);
-                else
-                        l->ops->narrow((uint16_t *)to, from, g->head_dim,
-                                       (enum kvd_number)g->dtype);
+                l->ops->write_row(to, from, g->head_dim, (enum kvd_number)g->dtype);
 }
 
 int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
@@ -175,7 +173,7 @@ struct kvd_attention attend_describe(const struct attend_layer *l, const struct 
 
         return (struct kvd_attention){
                 .ops = l->ops,
-                .stride = l->at.token_stride / l->at.element,
+                .stride = l->at.token_stride,
                 .type = (enum kvd_number)g->dtype,
                 .block_tokens = g->block_tokens,
                 .dim = g->head_dim,

@@ -16,10 +16,9 @@
 #include "ipc/base/sys.h"
 #include "kernels/attend_inner.h"
 
-enum { PIECE = 64 }; /* dimensions that are measured together */
-
 struct bounds {
-        float *scratch; /* scores [group][max_blocks], total, numbers [2][max_blocks], queries */
+        /* scores [group][max_blocks], total, numbers [2][max_blocks], queries; a key, before */
+        float *scratch;
         /* of a layer: [max_blocks] the block whose extremes are known, 0: none; then extremes_of */
         kvd_ref *known[];
 };
@@ -54,18 +53,14 @@ static float *extremes_of(const struct kvd_reader *r, uint32_t layer, uint32_t h
         return (float *)(r->bounds->known[layer] + r->max_blocks) + row * 2 * r->geometry->head_dim;
 }
 
-/* n of the dimensions, of all keys of a block */
+/* All keys of a block. key: scratch for one. */
 static void measure(const struct kvd_reader *r, float *least, float *most, const uint8_t *keys,
-                    uint64_t stride, uint32_t n_keys, uint32_t n) {
-        enum kvd_number type = (enum kvd_number)r->geometry->dtype;
-        float key[PIECE];
+                    uint64_t stride, uint32_t n_keys, float *key) {
+        uint32_t dim = r->geometry->head_dim;
 
         for (uint32_t t = 0; t < n_keys; t++, keys += stride) {
-                if (type == KVD_NUMBER_F32)
-                        memcpy(key, keys, n * sizeof *key);
-                else
-                        r->ops->widen(key, (const uint16_t *)keys, n, type);
-                for (uint32_t d = 0; d < n; d++) {
+                r->ops->read_row(key, keys, dim, (enum kvd_number)r->geometry->dtype);
+                for (uint32_t d = 0; d < dim; d++) {
                         least[d] = t ? fminf(least[d], key[d]) : key[d];
                         most[d] = t ? fmaxf(most[d], key[d]) : key[d];
                 }
@@ -76,19 +71,17 @@ static void measure_head(const struct kvd_reader *r, uint32_t layer, uint32_t he
                          const struct kvd_layer_view *at) {
         const uint8_t *keys = r->entries[i].data + (uintptr_t)at->keys + head * at->head_stride;
         float *least = extremes_of(r, layer, head, i);
-        uint32_t dim = r->geometry->head_dim;
 
-        for (uint32_t d = 0; d < dim; d += PIECE)
-                measure(r, least + d, least + dim + d, keys + d * at->element, at->token_stride,
-                        r->fill[i], MIN(PIECE, dim - d));
+        measure(r, least, least + r->geometry->head_dim, keys, at->token_stride, r->fill[i],
+                r->bounds->scratch);
 }
 
 int bounds_prepare(struct kvd_reader *r, uint32_t layer) {
         const struct view *view = r->sequence->view;
         struct kvd_layer_view at;
 
-        if (view->device || r->geometry->dtype > KVD_BF16)
-                return client_fail(-EINVAL, "blocks are on a GPU, or not of f32, f16 or bf16");
+        if (view->device || r->geometry->dtype == KVD_I8)
+                return client_fail(-EINVAL, "blocks are on a GPU, or of i8");
         if (!make(r, layer))
                 return client_fail(-ENOMEM, "out of memory for bounds of layer %u", layer);
         layer_lay_out(view->ix, NULL, layer, &at);

@@ -20,7 +20,9 @@
         FIRST(dtype, 1, f32, KVD_F32) \
         NEXT(dtype, 2, f16, KVD_F16) \
         NEXT(dtype, 3, bf16, KVD_BF16) \
-        NEXT(dtype, 4, i8, KVD_I8)
+        NEXT(dtype, 4, i8, KVD_I8) \
+        NEXT(dtype, 5, q8, KVD_Q8) \
+        NEXT(dtype, 6, q4, KVD_Q4)
 
 /* order of head (h), token (n) and dimension (d) inside a plane */
 #define KVD_WORDS_order(FIRST, NEXT) \

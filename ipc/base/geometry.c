@@ -10,14 +10,12 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
 uint32_t kvd_dtype_bytes(uint32_t dtype) {
-        static const uint32_t bytes[] = {
-                [KVD_dtype_f32] = 4, [KVD_dtype_f16] = 2, [KVD_dtype_bf16] = 2, [KVD_dtype_i8] = 1};
-
-        return dtype < ARRAY_SIZE(bytes) ? bytes[dtype] : 0;
+        return kvd_is_quantised(dtype) ? 0 : (uint32_t)kvd_code_bytes(dtype, 1);
 }
 
 static void set_defaults(struct kvd_shape *g) {
@@ -49,16 +47,16 @@ static const char *opaque_why(const struct kvd_shape *g) {
 
 /* Rounded up, so that every block starts on a cache line. */
 static uint64_t planes_bytes(const struct kvd_shape *g) {
-        uint64_t e = kvd_dtype_bytes(g->dtype);
+        uint64_t row = kvd_format_row(g->dtype, g->head_dim);
         uint64_t tokens = g->block_tokens ? g->block_tokens : 16;
         uint64_t layers = g->layers / (g->layer_groups ? g->layer_groups : 1);
         uint64_t per_token;
 
-        if (!e || !layers || !g->kv_heads || !g->head_dim || g->kv_heads > 65535 ||
+        if (!row || !layers || !g->kv_heads || !g->head_dim || g->kv_heads > 65535 ||
             g->head_dim > 65535 || g->layers > 65535 || tokens > KVD_MAX_PLANE_TOKENS)
                 return 0;
-        per_token = layers * 2 * g->kv_heads * g->head_dim + g->state_width;
-        return ALIGN_UP(tokens * per_token * e, 64);
+        per_token = layers * 2 * g->kv_heads * row + kvd_format_row(g->dtype, g->state_width);
+        return ALIGN_UP(tokens * per_token, 64);
 }
 
 static const char *planes_why(const struct kvd_shape *g) {
@@ -67,10 +65,14 @@ static const char *planes_why(const struct kvd_shape *g) {
                g->head_dim == 0 || g->head_dim > 65535 ? "head_dim must be 1 to 65535" :
                g->block_tokens > KVD_MAX_PLANE_TOKENS  ? "block_tokens must be 1 to 256" :
                g->layers % g->layer_groups != 0        ? "layer_groups must divide layers" :
-               kvd_dtype_bytes(g->dtype) == 0          ? "dtype must be one of " KVD_LIST(dtype) :
+               kvd_format(g->dtype).bits == 0          ? "dtype must be one of " KVD_LIST(dtype) :
                g->order > KVD_order_max                ? "order must be one of " KVD_LIST(order) :
                g->rope > KVD_rope_max                  ? "rope must be one of " KVD_LIST(rope) :
                g->state_width > 1048576                ? "state_width must be at most 1048576" :
+               kvd_is_quantised(g->dtype) && g->head_dim % 2 != 0 ?
+                                          "head_dim must be even with dtype q8 or q4" :
+               kvd_is_quantised(g->dtype) && g->state_width > 0 ?
+                                          "state_width must be 0 with dtype q8 or q4" :
                g->vocab == 0 ? "vocab must be given: token ids are below it" :
                g->layout[0]  ? "layout names opaque blocks: give block_bytes" :
                planes_bytes(g) > UINT64_C(1) << 34 ? "a block would be larger than 16 GiB" :

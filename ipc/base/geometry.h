@@ -48,7 +48,7 @@ int kvd_shape_normalise(struct kvd_shape *shape, const char **why);
 uint64_t kvd_shape_bytes(const struct kvd_shape *shape);
 /* name of the first field that differs, or NULL */
 const char *kvd_shape_difference(const struct kvd_shape *a, const struct kvd_shape *b);
-uint32_t kvd_dtype_bytes(uint32_t dtype);
+uint32_t kvd_dtype_bytes(uint32_t dtype); /* of a number; 0: quantised (format.h), or none */
 
 /* Only the users of opaque blocks know the format of their contents. */
 static inline bool kvd_shape_is_opaque(const struct kvd_shape *shape) {

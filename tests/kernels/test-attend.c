@@ -33,21 +33,14 @@ struct scene { /* the memory of one call */
         uint32_t n_blocks;
 };
 
-static size_t element(enum kvd_number type) {
-        return type == KVD_NUMBER_F32 ? 4 : 2;
-}
-
 static void put(uint8_t *to, const float *row, uint32_t dim, enum kvd_number type) {
-        if (type == KVD_NUMBER_F32)
-                memcpy(to, row, dim * sizeof *row);
-        else
-                kvd_ops_pick("scalar")->narrow((uint16_t *)to, row, dim, type);
+        kvd_ops_pick("scalar")->write_row(to, row, dim, type);
 }
 
 /* A K plane and a V plane after 64 bytes of other data. Everything that is not a token is NaN. */
 static void make_blocks(struct scene *s) {
         const struct form *f = &s->form;
-        size_t plane = (size_t)f->block_tokens * s->call.stride * element(f->type);
+        size_t plane = (size_t)f->block_tokens * s->call.stride;
         uint8_t **blocks = buffer(s->n_blocks * sizeof *blocks);
 
         for (uint32_t b = 0; b < s->n_blocks; b++) {
@@ -56,7 +49,7 @@ static void make_blocks(struct scene *s) {
         }
         for (uint32_t i = 0; i < f->n_keys; i++) {
                 uint8_t *slot = blocks[i / f->block_tokens] + 64 +
-                                i % f->block_tokens * s->call.stride * element(f->type);
+                                i % f->block_tokens * s->call.stride;
 
                 put(slot, s->k + (size_t)i * f->dim, f->dim, f->type);
                 put(slot + plane, s->v + (size_t)i * f->dim, f->dim, f->type);
@@ -106,7 +99,7 @@ static struct scene make_scene(const struct form *f) {
                 s.q[i] *= 4.0f;
         s.call = (struct kvd_attention){
                 .k_offset = 64,
-                .stride = f->dim + random_u32() % 3 * 4,
+                .stride = kvd_row_bytes(f->type, f->dim) + random_u32() % 3 * 8,
                 .type = f->type,
                 .block_tokens = f->block_tokens,
                 .dim = f->dim,
@@ -193,6 +186,13 @@ static void check_form(const struct form *f) {
         buffers_free();
 }
 
+static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
+                                        KVD_NUMBER_Q8, KVD_NUMBER_Q4};
+
+static bool is_even(const struct form *f) {
+        return f->rotated || f->type >= KVD_NUMBER_Q8;
+}
+
 static struct form random_form(uint32_t options) {
         static const uint32_t dims[] = {1, 2, 13, 16, 18, 31, 32, 40, 64, 80, 96, 127, 128, 160},
                               blocks[] = {1, 5, 16, 24, 64};
@@ -208,10 +208,10 @@ static struct form random_form(uint32_t options) {
                 .capped = random_u32() % 4 == 0,
                 .sinks = random_u32() % 3 == 0,
                 .window = random_u32() % 2 ? 1 + random_u32() % 90 : 0,
-                .type = random_u32() % 3 + KVD_NUMBER_F32,
+                .type = types[random_u32() % ARRAY_SIZE(types)],
         };
 
-        f.dim = f.rotated ? ALIGN_UP(f.dim, 2) : f.dim;
+        f.dim = is_even(&f) ? ALIGN_UP(f.dim, 2) : f.dim;
         f.first = random_u32() % (USUAL_KEYS - f.n);
         f.n_keys = f.first + f.n;
         return f;
@@ -241,7 +241,7 @@ START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++) {
                 struct form f = random_form((uint32_t)_i);
 
-                f.dim = f.rotated ? ALIGN_UP(dims[i], 2) : dims[i];
+                f.dim = is_even(&f) ? ALIGN_UP(dims[i], 2) : dims[i];
                 f.group = 1 + (uint32_t)(_i + i) % 9;
                 f.n = 2;
                 f.first = 900 + random_u32() % 400;

@@ -16,7 +16,7 @@
 #include "tests/kernels/buffers.h"
 #include "tests/lib/suite.h"
 
-enum { OFFSET = 3 /* elements before the first one of a block */, MOST_RESULTS = 30 };
+enum { OFFSET = 12 /* bytes before the first row of a block */, MOST_RESULTS = 30 };
 
 static const struct kvd_ops *scalar;
 
@@ -55,27 +55,26 @@ static uint32_t any_size(void) { /* mostly next to a width of registers or tiles
 }
 
 static enum kvd_number any_type(void) {
-        return KVD_NUMBER_F32 + random_u32() % 3;
+        return ONE_OF(KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16, KVD_NUMBER_Q8,
+                      KVD_NUMBER_Q4);
 }
 
-static size_t size_of(enum kvd_number type) {
-        return type == KVD_NUMBER_F32 ? 4 : 2;
+/* The nearest number of dimensions that rows of the type can have. */
+static uint32_t fitting(uint32_t dim, enum kvd_number type) {
+        return type >= KVD_NUMBER_Q8 ? ALIGN_UP(dim, 2) : dim;
 }
 
-static void *typed(const float *x, size_t n, enum kvd_number type) {
-        void *to = buffer(n * size_of(type));
+/* n rows of x, stride bytes apart; the memory ends with the last one. */
+static void *typed(const float *x, uint32_t n, size_t stride, uint32_t dim, enum kvd_number type) {
+        uint8_t *to = buffer((n - 1) * stride + kvd_row_bytes(type, dim));
 
-        if (type == KVD_NUMBER_F32)
-                memcpy(to, x, n * sizeof *x);
-        else
-                scalar->narrow(to, x, n, type);
+        for (uint32_t i = 0; i < n; i++)
+                scalar->write_row(to + i * stride, x + (size_t)i * dim, dim, type);
         return to;
 }
 
-static void *numbers(size_t n, enum kvd_number type) {
-        float *x = random_floats(n);
-
-        return type == KVD_NUMBER_F32 ? x : typed(x, n, type);
+static void *numbers(uint32_t n, size_t stride, uint32_t dim, enum kvd_number type) {
+        return typed(random_floats((size_t)n * dim), n, stride, dim, type);
 }
 
 static uint8_t *random_bytes(size_t n) {
@@ -98,14 +97,18 @@ static float *few_scores(uint32_t n) {
         return x;
 }
 
-/* Blocks of n vectors, OFFSET elements after the start; each ends with its last vector. */
+/* Blocks of n vectors, OFFSET bytes after the start; each ends with its last vector. */
 static uint8_t **blocks_of(uint32_t n, uint32_t per_block, size_t stride, uint32_t dim,
                            enum kvd_number type) {
         uint8_t **blocks = buffer(DIV_UP(n, per_block) * sizeof *blocks);
 
-        for (uint32_t b = 0; b * per_block < n; b++)
-                blocks[b] = numbers(OFFSET + (MIN(per_block, n - b * per_block) - 1) * stride + dim,
-                                    type);
+        for (uint32_t b = 0; b * per_block < n; b++) {
+                uint32_t here = MIN(per_block, n - b * per_block);
+                size_t bytes = (here - 1) * stride + kvd_row_bytes(type, dim);
+
+                blocks[b] = buffer(OFFSET + bytes);
+                memcpy(blocks[b] + OFFSET, numbers(here, stride, dim, type), bytes);
+        }
         return blocks;
 }
 
@@ -114,11 +117,15 @@ static uint8_t **blocks_of(uint32_t n, uint32_t per_block, size_t stride, uint32
 static void bicache_products(struct results *r) {
         uint32_t dim = random_u32() % 8 ? any_size() : 4080 + random_u32() % 5000,
                  n = 1 + random_u32() % 4;
-        size_t stride_a = dim + random_u32() % 3, stride_b = dim + random_u32() % 7;
         enum kvd_number type = any_type();
-        const void *a = numbers((n - 1) * stride_a + dim, type),
-                   *b = numbers((n - 1) * stride_b + dim, type);
+        size_t stride_a, stride_b;
+        const void *a, *b;
 
+        dim = fitting(dim, type);
+        stride_a = kvd_row_bytes(type, dim) + random_u32() % 3 * 4;
+        stride_b = kvd_row_bytes(type, dim) + random_u32() % 7 * 4;
+        a = numbers(n, stride_a, dim, type);
+        b = numbers(n, stride_b, dim, type);
         r->ops->bicache->products(result(r, n * sizeof(struct kvd_products)), a, stride_a, b,
                                   stride_b, type, n, dim);
 }
@@ -182,15 +189,20 @@ static void make_unusual(float *x, uint32_t dim, uint16_t last) {
 static void hshare_label(struct results *r) {
         uint32_t n_channels = any_channels(), dim = n_channels + random_u32() % 3 * n_channels / 2,
                  n = 1 + random_u32() % 50;
-        size_t stride = dim + random_u32() % 4, count = (n - 1) * stride + dim;
         enum kvd_number type = any_type();
-        uint16_t *channels = channels_of(dim, n_channels);
-        float *x = random_floats(count);
+        uint16_t *channels;
+        size_t stride;
+        float *x;
 
+        dim = fitting(dim, type);
+        stride = kvd_row_bytes(type, dim) + random_u32() % 4 * 4;
+        channels = channels_of(dim, n_channels);
+        x = random_floats((size_t)n * dim);
         for (uint32_t i = 0; i < n; i++)
-                make_unusual(x + i * stride, dim, channels[n_channels - 1]);
-        r->ops->hshare->label(result(r, n * kvd_label_bytes(n_channels)), typed(x, count, type),
-                              stride, type, n, channels, n_channels);
+                make_unusual(x + (size_t)i * dim, dim, channels[n_channels - 1]);
+        r->ops->hshare->label(result(r, n * kvd_label_bytes(n_channels)),
+                              typed(x, n, stride, dim, type), stride, type, n, dim, channels,
+                              n_channels);
         r->ops->hshare->query(result(r, sizeof(struct kvd_label_query)), x, channels, n_channels);
 }
 
@@ -206,7 +218,8 @@ static uint8_t **label_blocks(uint32_t n, uint32_t per_block, const uint16_t *ch
                         continue;
                 blocks[b] = buffer(8 + count * kvd_label_bytes(n_channels));
                 scalar->hshare->label(blocks[b] + 8, random_floats((size_t)count * n_channels),
-                                      n_channels, KVD_NUMBER_F32, count, channels, n_channels);
+                                      n_channels * sizeof(float), KVD_NUMBER_F32, count, n_channels,
+                                      channels, n_channels);
         }
         return blocks;
 }
@@ -255,11 +268,13 @@ static void hshare_overlap(struct results *r) {
 }
 
 static void hshare_weigh(struct results *r) {
-        uint32_t dim = any_size(), n = 1 + random_u32() % 9, group = 1 + random_u32() % 4;
-        size_t stride = dim + random_u32() % 3, ldq = group * dim + random_u32() % 3;
         enum kvd_number type = any_type();
+        uint32_t dim = fitting(any_size(), type), n = 1 + random_u32() % 9,
+                 group = 1 + random_u32() % 4;
+        size_t stride = kvd_row_bytes(type, dim) + random_u32() % 3 * 4,
+               ldq = group * dim + random_u32() % 3;
         const float *q = random_floats((n - 1) * ldq + (size_t)group * dim);
-        const void *k = numbers((n - 1) * stride + dim, type);
+        const void *k = numbers(n, stride, dim, type);
 
         r->ops->hshare->weigh(result(r, dim * sizeof *q), q, ldq, group, k, stride, type, n, dim);
 }
@@ -267,16 +282,17 @@ static void hshare_weigh(struct results *r) {
 /* ---- KeyDiff ---- */
 
 static void break_keys(const struct kvd_key_rows *k, uint8_t **blocks, uint32_t tokens) {
-        size_t size = size_of(k->type);
+        size_t row = kvd_row_bytes(k->type, k->dim),
+               last = k->type == KVD_NUMBER_F32 ? 4 : 2; /* bytes of a number, or of the least */
 
         for (uint32_t t = 0; t < tokens; t++) {
                 uint8_t *key = blocks[t / k->per_block] + k->offset +
-                               t % k->per_block * k->token_stride * size;
+                               t % k->per_block * k->token_stride;
 
                 if (t % 5 == 1)
-                        memset(key, 0, k->dim * size);
+                        memset(key, 0, row);
                 if (t % 7 == 3)
-                        memset(key + (k->dim - 1) * size, 0xff, size); /* a NaN of any type */
+                        memset(key + row - last, 0xff, last); /* a NaN of any type */
         }
         for (uint32_t b = 0; b < DIV_UP(tokens, k->per_block); b++)
                 if (b % 3 == 1)
@@ -290,12 +306,15 @@ static struct kvd_key_rows any_keys(uint32_t tokens) {
                                  .type = any_type()};
         bool nhd = random_u32() % 2;
         uint8_t **blocks;
+        size_t row;
 
-        k.offset = OFFSET * size_of(k.type);
-        k.head_stride = nhd ? k.dim : (size_t)k.per_block * k.dim;
-        k.token_stride = nhd ? (size_t)k.heads * k.dim : k.dim;
-        blocks = blocks_of(DIV_UP(tokens, k.per_block), 1, 0, k.per_block * k.heads * k.dim,
-                           k.type);
+        k.dim = fitting(k.dim, k.type);
+        row = kvd_row_bytes(k.type, k.dim);
+        k.offset = OFFSET;
+        k.head_stride = nhd ? row : k.per_block * row;
+        k.token_stride = nhd ? k.heads * row : row;
+        blocks = blocks_of(DIV_UP(tokens, k.per_block) * k.per_block * k.heads,
+                           k.per_block * k.heads, row, k.dim, k.type);
         if (random_u32() % 2)
                 break_keys(&k, blocks, tokens);
         k.blocks = (const uint8_t *const *)blocks;
@@ -325,14 +344,15 @@ static void keydiff(struct results *r) {
 static void memshare(struct results *r) {
         struct kvd_memshare_shape s = {1 + random_u32() % 2, 1 + random_u32() % 3, ONE_OF(1, 3, 16),
                                        any_size(), any_type()};
-        uint32_t half = s.dim / ONE_OF(2, 4, 300), metric = ONE_OF(1, 2, 3);
+        uint32_t half = (s.dim = fitting(s.dim, s.type)) / ONE_OF(2, 4, 300),
+                 metric = ONE_OF(1, 2, 3), rows = 2 * s.layers * s.heads * s.tokens;
+        size_t row = kvd_row_bytes(s.type, s.dim);
         struct kvd_memshare_query q =
                 {&s, metric, (double)INFINITY, random_floats(half), random_floats(half), half};
-        size_t elements = (size_t)2 * s.layers * s.heads * s.tokens * s.dim;
         float *norms_a = result(r, 2 * s.layers * sizeof *norms_a),
               *norms_b = result(r, 2 * s.layers * sizeof *norms_b);
-        struct kvd_memshare_block a = {numbers(elements, s.type), norms_a},
-                                  b = {numbers(elements, s.type), norms_b};
+        struct kvd_memshare_block a = {numbers(rows, row, s.dim, s.type), norms_a},
+                                  b = {numbers(rows, row, s.dim, s.type), norms_b};
         double *distance = result(r, sizeof *distance);
 
         r->ops->memshare->norms(&s, a.data, norms_a);
@@ -346,14 +366,14 @@ static void keep_blocks(struct results *r, uint32_t n, const struct kvd_sketch_v
                         uint32_t dim) {
         for (uint32_t b = 0; b * x->per_block < n; b++)
                 keep(r, x->blocks[b],
-                     (OFFSET + (MIN(x->per_block, n - b * x->per_block) - 1) * x->stride + dim) *
-                             size_of(x->type));
+                     OFFSET + (MIN(x->per_block, n - b * x->per_block) - 1) * x->stride +
+                             kvd_row_bytes(x->type, dim));
 }
 
-static struct kvd_sketch_part any_part(struct results *r) {
+static struct kvd_sketch_part any_part(struct results *r, enum kvd_number type) {
         struct kvd_sketch_part p = {.rows = 1 + random_u32() % KVD_SKETCH_ROWS_MAX,
                                     .columns = ONE_OF(1, 5, 16),
-                                    .dim = any_size(),
+                                    .dim = fitting(any_size(), type),
                                     .sign = random_u32() % 3 << 30};
         size_t n;
 
@@ -366,13 +386,14 @@ static struct kvd_sketch_part any_part(struct results *r) {
 }
 
 static void sketch(struct results *r) {
-        struct kvd_sketch_part p = any_part(r);
+        enum kvd_number type = any_type();
+        struct kvd_sketch_part p = any_part(r, type);
         uint32_t n = 1 + random_u32() % 20, *places = buffer((size_t)n * p.rows * sizeof *places);
-        struct kvd_sketch_vectors x = {.stride = p.dim + random_u32() % 5,
+        struct kvd_sketch_vectors x = {.offset = OFFSET,
+                                       .stride = kvd_row_bytes(type, p.dim) + random_u32() % 5 * 4,
                                        .per_block = ONE_OF(1, 3, 16),
-                                       .type = any_type()};
+                                       .type = type};
 
-        x.offset = OFFSET * size_of(x.type);
         x.blocks = blocks_of(n, x.per_block, x.stride, p.dim, x.type);
         for (uint32_t i = 0; i < n * p.rows; i++)
                 places[i] = random_u32() % p.columns | (random_u32() & 3u << 30);
@@ -434,13 +455,14 @@ END_TEST
 
 /* times: how large the values of the last layer are. */
 static struct kvd_memshare_block any_block(const struct kvd_memshare_shape *s, float times) {
-        size_t n = (size_t)2 * s->layers * s->heads * s->tokens * s->dim;
+        uint32_t rows = 2 * s->layers * s->heads * s->tokens;
+        size_t n = (size_t)rows * s->dim;
         float *x = random_floats(n), *norms = buffer((size_t)2 * s->layers * sizeof *norms);
         void *data;
 
         for (size_t i = n - n / (2 * s->layers); i < n; i++)
                 x[i] *= times;
-        data = typed(x, n, s->type);
+        data = typed(x, rows, kvd_row_bytes(s->type, s->dim), s->dim, s->type);
         scalar->memshare->norms(s, data, norms);
         return (struct kvd_memshare_block){data, norms};
 }

@@ -94,7 +94,7 @@ shape='--layers 2 --kv-heads 2 --head-dim 8 --vocab 1000'
 # shellcheck disable=SC2086 # words
 {
         kvctl 2 space create x $shape --dtype bf17
-        complains 'f32|f16|bf16|i8'
+        complains 'f32|f16|bf16|i8|q8|q4'
         kvctl 2 space create x $shape --dtype f16 --layers 70000
         complains 65535
         kvctl 2 space create x $shape --dtype f16 --max-blocks 5000000000

@@ -51,6 +51,13 @@ kvctl 0 size "$dir/model.json" --context 16 --block-tokens 32 --json
 is layers 4 kv_heads 2 head_dim 64 dtype bf16 block_tokens 32
 kvctl 0 size "$dir/model.json" --context 16 --dtype i8 --json
 is dtype i8 token_bytes $((4 * 2 * 2 * 64))
+kvctl 0 size "$dir/model.json" --context 16 --dtype q8 --json
+is dtype q8 token_bytes $((4 * 2 * 2 * (64 + 4)))
+kvctl 0 size "$dir/model.json" --context 16 --dtype q4 --json
+is dtype q4 token_bytes $((4 * 2 * 2 * (32 + 4)))
+config '{"num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 63, "hidden_size": 512, "dtype": "float16"}'
+kvctl 1 size "$dir/model.json" --context 16 --dtype q4
+complains 'head_dim must be even with dtype q8 or q4'
 
 # engines do not share these, so they have no size
 config '{"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "dtype": "float32", "kv_lora_rank": 64}'

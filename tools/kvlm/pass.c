@@ -180,7 +180,7 @@ static struct kvd_attention attention(const struct pass *p, uint32_t layer, uint
                 .blocks = (const uint8_t *const *)v->blocks + (size_t)layer * v->n_blocks,
                 .k_offset = k_offset,
                 .v_offset = k_offset + s->plane_bytes,
-                .stride = c->head_dim,
+                .stride = c->head_dim * s->number_bytes,
                 .type = s->type,
                 .block_tokens = s->tokens,
                 .dim = c->head_dim,

@@ -35,10 +35,10 @@ class Table:
     Position p is slot p % block_tokens of block p // block_tokens. A table does not hold blocks: its owner must keep
     the pins and blocks that it names. For one thread at a time. Inputs and outputs are float32 in host memory, passed
     by address (torch: tensor.data_ptr(), numpy: array.ctypes.data); ld is the number of floats from one token to the
-    next. Stored values are rounded to the space's dtype.
+    next. Stored values are rounded to the space's dtype, or quantised.
 
     Calls raise kvd.Invalid if a block is not mapped, if a block to write is not being filled, or if the space is on a
-    GPU, is opaque, or has a dtype other than f32, f16 and bf16.
+    GPU, is opaque, or has dtype i8.
     """
 
     def __init__(self, space: Space):

@@ -12,14 +12,15 @@ from ._errors import Error
 from ._native import GeometryStruct, c_string, lib, number
 
 _CHOICES = {
-    "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4},
+    "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4, "q8": 5, "q4": 6},
     "order": {"hnd": 1, "nhd": 2},
     "rope": {"post": 1, "pre": 2, "none": 3},
     "kind": {"causal": 1, "bidirectional": 2},
     "keys": {"serve": 1, "paper": 2},
     "policy": {"lru": 1, "fifo": 2, "priority": 3},
 }
-_DTYPES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "int8": "i8"}
+_DTYPES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "int8": "i8",
+           "int4": "q4"}
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
@@ -32,7 +33,7 @@ def choice(field: str, name: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return f32, f16, bf16 or i8 for that name, a longer one ("bfloat16"), or a dtype of numpy, torch, jax or
+    """Return f32, f16, bf16, i8, q8 or q4 for that name, a longer one ("bfloat16"), or a dtype of numpy, torch, jax or
     ml_dtypes."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
     name = str(name).removeprefix("torch.")
@@ -50,7 +51,8 @@ class Geometry:
     "nhd". The optional state plane, [block_tokens, state_width], follows the last layer.
 
     dtype applies to K, V and state: a name ("f32", "float32", "f16", "bf16", "bfloat16", "i8", ...) or a dtype of numpy
-    or torch. rope: keys are stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids
+    or torch. "q8" and "q4" (or "int4") are quantised: a row of head_dim codes of 8 or 4 bits, with a scale and a least
+    number for each 64 of them (kvd.ops.Quantised). "int8" is "i8", numbers without a scale. rope: keys are stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids
     are below vocab. fingerprint, two numbers of 64 bits, covers everything else that changes bytes: see
     kvd.fingerprint.
 

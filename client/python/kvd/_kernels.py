@@ -130,6 +130,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_cuda_keydiff_score": (c_int, (_P, c_uint64, c_uint64, c_char_p)),
     "kvd_attend": (None, (_P,)),
     "kvd_attend_scratch": (_Z, (_P,)),
+    "kvd_row_bytes": (_Z, (c_int, _U)),
     "kvd_rotations": (_U, (_P, _U, _P, _U, _P, _P, _U)),
     "kvd_bag_make": (None, (_P, _P, _U, _P, _P)),
     "kvd_bag_cosine": (c_double, (_P, _P)),
@@ -163,7 +164,7 @@ _TABLES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {
                 "priority": (None, (_P, _P, _Z)), "blocks": (None, (_P, _P, _P, _Z, _U, _U, _U))},
     "memshare": {"distance": (c_double, (_P, _P, _P)), "norms": (None, (_P, _P, _P))},
     "sketch": {"insert": (None, (_P, _P, _U, _P, c_float)), "query": (None, (_P, _P, _U, _P, c_float))},
-    "hshare": {"label": (None, (_P, _P, _Z, c_int, _U, _P, _U)), "query": (None, (_P, _P, _P, _U)),
+    "hshare": {"label": (None, (_P, _P, _Z, c_int, _U, _U, _P, _U)), "query": (None, (_P, _P, _P, _U)),
                "scores": (None, (_P, _Z, _P, _Z, _U, _U, _P, _U, _U, _U)),
                "aggregate": (None, (_P, _P, _Z, _U, _U, c_float, c_int)), "top": (_U, (_P, _P, _U, _U, _U, _P)),
                "overlap": (None, (_P, _P, _P, _U, _U)), "weigh": (None, (_P, _P, _Z, _U, _P, _Z, c_int, _U, _U))},
@@ -171,12 +172,16 @@ _TABLES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
+_ROWS = 2 + len(_TABLES) + 11   # of struct kvd_ops: the members before write_row and read_row
+
+
 class Ops:
     """Function tables of one variant: ops.keydiff["anchor"](...)."""
 
     def __init__(self, address: int):
         self.address = address
-        tables = (c_void_p * (2 + len(_TABLES))).from_address(address)[2:]
+        tables = (c_void_p * (_ROWS + 2)).from_address(address)[2:]
+        self.write_row, self.read_row = (ctypes.CFUNCTYPE(None, _P, _P, _U, c_int)(it) for it in tables[_ROWS - 2:])
         for (name, members), at in zip(_TABLES.items(), tables):
             pointers = (c_void_p * len(members)).from_address(at or 0)
             setattr(self, name, {member: ctypes.CFUNCTYPE(result, *arguments)(pointer)
@@ -201,7 +206,7 @@ def variants() -> list[str]:
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3}   # enum kvd_number
+NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3, "q8": 5, "q4": 6}     # enum kvd_number
 CPU = 1                                                 # DLPack's device type
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
@@ -215,20 +220,52 @@ class _DLTensor(Structure):
 _pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
+class Quantised:
+    """Rows of quantised numbers, as blocks of dtype q8 and q4 hold them.
+
+    rows: uint8 [..., bytes of a row], any tensor that kvd.ops takes. dtype: "q8" or "q4". dim: numbers of a row.
+    """
+
+    def __init__(self, rows: Any, dtype: str, dim: int):
+        if dtype not in ("q8", "q4"):
+            raise ValueError(f"dtype must be q8 or q4, not {dtype!r}")
+        if dim <= 0 or dim % 2:
+            raise ValueError(f"a quantised row has an even number of numbers, not {dim}")
+        self.rows, self.dtype, self.dim = rows, dtype, dim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return (*self.rows.shape[:-1], self.dim)
+
+
 class Tensor:
-    """Pointer, shape, strides (in elements), dtype name and device of a tensor. Keeps its memory alive."""
+    """Pointer, shape, strides (in elements, of size bytes each), dtype name and device of a tensor. Keeps its memory
+    alive. The elements of quantised rows are bytes."""
 
     def __init__(self, name: str, x: Any):
         self.name, self.source = name, x
         try:
-            if hasattr(x, "__array_interface__"):
-                self._from_array(x.__array_interface__)
-            elif hasattr(x, "__dlpack__"):
-                self._from_capsule(x.__dlpack__(stream=-1) if on_gpu(x) else x.__dlpack__())
-            else:
-                self._from_array(self._keep(np.asarray(x)).__array_interface__)
+            self._from(x.rows if isinstance(x, Quantised) else x)
         except (BufferError, KeyError) as error:
             raise TypeError(f"{name}: {error}") from None
+        self._elements = self.shape
+        if isinstance(x, Quantised):
+            self._quantise(x)
+
+    def _from(self, x: Any) -> None:
+        if hasattr(x, "__array_interface__"):
+            self._from_array(x.__array_interface__)
+        elif hasattr(x, "__dlpack__"):
+            self._from_capsule(x.__dlpack__(stream=-1) if on_gpu(x) else x.__dlpack__())
+        else:
+            self._from_array(self._keep(np.asarray(x)).__array_interface__)
+
+    def _quantise(self, x: Quantised) -> None:
+        row = lib.kvd_row_bytes(NUMBERS[x.dtype], x.dim)
+        if self.dtype != "uint8" or self.shape[-1:] != (row,):
+            raise ValueError(f"{self.name} must have rows of {row} bytes (uint8), {x.dim} numbers of {x.dtype}")
+        self.dtype, self.shape = x.dtype, x.shape
 
     def _keep(self, x: Any) -> Any:
         self.source = x
@@ -237,6 +274,7 @@ class Tensor:
     def _from_array(self, it: dict[str, Any]) -> None:
         """numpy has no bfloat16: that of ml_dtypes appears as a void of two bytes, as does a view of type "V2"."""
         kind, size = it["typestr"][1], int(it["typestr"][2:])
+        self.size = size
         if it["typestr"][0] == (">" if sys.byteorder == "little" else "<"):
             raise TypeError(f"{self.name} has the wrong byte order")
         self.dtype = "bfloat16" if (kind, size) == ("V", 2) else np.dtype(it["typestr"]).name
@@ -252,6 +290,7 @@ class Tensor:
         if it.lanes != 1:
             raise BufferError(f"elements of {it.lanes} numbers are not supported")
         self.dtype, self.device = f"{_KINDS[it.code]}{it.bits}", (it.device, it.ordinal)
+        self.size = it.bits // 8
         self.shape = tuple(it.shape[:it.ndim])
         self.strides = tuple(it.strides[:it.ndim]) if it.strides else _dense(self.shape)
         self.pointer = (it.data or 0) + it.offset
@@ -262,11 +301,21 @@ class Tensor:
 
     @property
     def rows_are_dense(self) -> bool:
-        return not self.shape or self.shape[-1] <= 1 or self.strides[-1] == 1
+        return not self.shape or self._elements[-1] <= 1 or self.strides[-1] == 1
 
     @property
     def is_dense(self) -> bool:
-        return all(n <= 1 or a == b for n, a, b in zip(self.shape, self.strides, _dense(self.shape))) or 0 in self.shape
+        return all(n <= 1 or a == b for n, a, b in zip(self._elements, self.strides, _dense(self._elements))) or \
+            0 in self.shape
+
+    @property
+    def row(self) -> int:
+        """Bytes of a row."""
+        return int(lib.kvd_row_bytes(self.number, self.shape[-1]))
+
+    def step(self, axis: int) -> int:
+        """Return the bytes from one to the next along an axis."""
+        return self.strides[axis] * self.size
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -276,7 +325,9 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _copied(x: Any) -> Any:
+def copied(x: Any) -> Any:
+    if isinstance(x, Quantised):
+        return Quantised(copied(x.rows), x.dtype, x.dim)
     return x.contiguous() if hasattr(x, "contiguous") else np.ascontiguousarray(x)
 
 
@@ -293,7 +344,7 @@ def take(name: str, x: Any, axes: str, dtypes: Sequence[str], *, strided: bool =
     if max(t.shape, default=0) >= 1 << 31:
         raise ValueError(f"{name} has a dimension of 2^31 or more")
     return t if (t.rows_are_dense and min(t.strides, default=1) >= 0 if strided else t.is_dense) else \
-        Tensor(name, _copied(t.source))
+        Tensor(name, copied(t.source))
 
 
 def alike(*tensors: Tensor, shape: bool = True) -> None:

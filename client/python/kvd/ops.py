@@ -12,7 +12,7 @@
 kvd's workers and kvlm call the same functions, so measurements with them apply to the product. They take tensors of
 numpy, PyTorch and other libraries with DLPack or numpy's array interface, such as views of blocks in a pool
 (kvd.View). They return tensors of PyTorch if they were given such tensors, and of numpy otherwise. Keys and values are
-float32, float16 or bfloat16 (in numpy: from ml_dtypes, or as bits.view("V2")). If a shape allows strides, memory is
+float32, float16 or bfloat16 (in numpy: from ml_dtypes, or as bits.view("V2")), or Quantised rows. If a shape allows strides, memory is
 read in place as long as the elements of a row are contiguous; other tensors are copied first. Shapes are given as
 [named, axes]; indices and counts are int64.
 
@@ -31,7 +31,7 @@ from ctypes import byref, c_uint32
 from typing import Any, Sequence
 
 from . import _kernels as native
-from ._kernels import NUMBERS, Tensor, alike, at, given, lib, np, pick, pointers, take
+from ._kernels import NUMBERS, Quantised, Tensor, alike, at, given, lib, np, pick, pointers, take
 
 Array = Any
 """A tensor of numpy, of PyTorch, or of another library with DLPack."""
@@ -62,6 +62,39 @@ def _choice(name: str, value: str, numbers: dict[str, int]) -> int:
 def _need(condition: bool, words: str) -> None:
     if not condition:
         raise ValueError(words)
+
+
+# ---- quantised rows --------------------------------------------------------------------------------------------------
+
+
+def quantise(x: Array, dtype: str) -> Quantised:
+    """Return rows of numbers as blocks of dtype "q8" or "q4" hold them: codes of 8 or 4 bits, with a scale and a least
+    number for each 64 of them.
+
+    x: float32 [rows, dim], dim even. A group with a NaN or an infinity becomes NaN.
+
+        import numpy as np
+        from kvd import ops
+        keys = ops.quantise(np.ones((1000, 128), np.float32), "q4")
+        assert keys.rows.shape == (1000, 72) and (ops.expand(keys) == 1).all()
+    """
+    t = take("x", x, "rows dim", ["float32"])
+    (n, dim), ops, number = t.shape, pick(_variant), _choice("dtype", dtype, {it: NUMBERS[it] for it in ("q8", "q4")})
+    found = Quantised(given(np.empty((n, lib.kvd_row_bytes(number, dim)), np.uint8), x), dtype, dim)
+    to = Tensor("rows", found)
+    for i in range(n):
+        ops.write_row(to.pointer + i * to.row, t.pointer + 4 * i * dim, dim, number)
+    return found
+
+
+def expand(rows: Quantised) -> Array:
+    """Return the numbers that quantised rows [..., dim] stand for, float32."""
+    t = Tensor("rows", rows)
+    t = t if t.is_dense else Tensor("rows", native.copied(rows))
+    out, ops = np.empty((math.prod(t.shape[:-1]), t.shape[-1]), np.float32), pick(_variant)
+    for i in range(len(out)):
+        ops.read_row(at(out[i]), t.pointer + i * t.row, t.shape[-1], t.number)
+    return given(out.reshape(t.shape), rows.rows)
 
 
 # ---- top k -----------------------------------------------------------------------------------------------------------
@@ -115,7 +148,7 @@ class _OnGpu:
 
 def _key_rows(k: Tensor) -> native.KeyRows:
     heads, tokens, dim = k.shape
-    return native.KeyRows(pointers([k.pointer]), 0, k.strides[0], k.strides[1], tokens, heads, dim, k.number)
+    return native.KeyRows(pointers([k.pointer]), 0, k.step(0), k.step(1), tokens, heads, dim, k.number)
 
 
 def _key_scratch(k: Tensor) -> Any:
@@ -302,8 +335,8 @@ def _sketch(cells: Array, places: Array, sign: str, mean: Array | None) -> tuple
     return part, p, c, m
 
 
-def _vectors(pointer: int, dim: int, number: int) -> native.SketchVectors:
-    return native.SketchVectors(pointers([pointer]), 0, dim, (1 << 32) - 1, number)
+def _vectors(pointer: int, row: int, number: int) -> native.SketchVectors:
+    return native.SketchVectors(pointers([pointer]), 0, row, (1 << 32) - 1, number)
 
 
 def sketch_insert(cells: Array, places: Array, x: Array, *, sign: str = "value", mean: Array | None = None,
@@ -319,7 +352,7 @@ def sketch_insert(cells: Array, places: Array, x: Array, *, sign: str = "value",
     _need(c.source is cells, "cells are changed in place: they must be dense")
     _need(v.shape == (p.shape[0], c.shape[2]), f"x must be {[p.shape[0], c.shape[2]]} for these places and cells")
     _need(weight in (1, -1), "weight must be 1 or -1")
-    vectors = _vectors(v.pointer, v.shape[1], v.number)
+    vectors = _vectors(v.pointer, v.row, v.number)
     pick(_variant).sketch["insert"](byref(part), p.pointer, p.shape[0], byref(vectors), weight)
 
 
@@ -332,7 +365,7 @@ def sketch_query(cells: Array, places: Array, *, sign: str = "value", mean: Arra
     """
     part, p, c, _keep = _sketch(cells, places, sign, mean)
     out = np.empty((p.shape[0], c.shape[2]), np.float32)
-    vectors = _vectors(at(out), c.shape[2], NUMBERS["float32"])
+    vectors = _vectors(at(out), 4 * c.shape[2], NUMBERS["float32"])
     pick(_variant).sketch["query"](byref(part), p.pointer, p.shape[0], byref(vectors), shrink)
     return given(out, cells)
 
@@ -349,7 +382,7 @@ def hshare_weights(q: Array, k: Array) -> Array:
     tokens, group, dim = x.shape
     _need(y.shape == (tokens, dim), f"k must be [tokens, dim], {[tokens, dim]} for these queries")
     out = np.zeros(dim, np.float32)
-    pick(_variant).hshare["weigh"](at(out), x.pointer, group * dim, group, y.pointer, dim, y.number, tokens, dim)
+    pick(_variant).hshare["weigh"](at(out), x.pointer, group * dim, group, y.pointer, y.row, y.number, tokens, dim)
     return given(out, q)
 
 
@@ -379,7 +412,7 @@ def hshare_labels(keys: Array, channels: Array) -> Array:
     k = take("keys", keys, "tokens dim", list(NUMBERS), strided=True)
     c = _channels(channels, k.shape[1])
     out = np.empty((k.shape[0], (c.size + 1) // 2 + 4), np.uint8)
-    pick(_variant).hshare["label"](at(out), k.pointer, k.strides[0], k.number, k.shape[0], at(c), c.size)
+    pick(_variant).hshare["label"](at(out), k.pointer, k.step(0), k.number, *k.shape, at(c), c.size)
     return given(out, keys)
 
 
@@ -500,11 +533,10 @@ def bicache_similarity(keys: Array, values: Array, keys_ref: Array, values_ref: 
     alike(*them)
     heads, tokens, dim = k.shape
     sums = [(native.Products * max(tokens, 1))() for _ in range(2)]
-    size = 4 if k.dtype == "float32" else 2
     for to, a, b in (sums[0], k, k_ref), (sums[1], v, v_ref):
         for h in range(heads):
-            pick(_variant).bicache["products"](to, a.pointer + h * a.strides[0] * size, a.strides[1],
-                                               b.pointer + h * b.strides[0] * size, b.strides[1], k.number, tokens, dim)
+            pick(_variant).bicache["products"](to, a.pointer + h * a.step(0), a.step(1), b.pointer + h * b.step(0),
+                                               b.step(1), k.number, tokens, dim)
     return float((lib.kvd_similarity_flat if kind == "flat" else lib.kvd_similarity_token_mean)(*sums, tokens))
 
 
@@ -558,7 +590,7 @@ def bicache_refreshes(steps: int, delta: int = 16) -> list[int]:
 
 def _table_of(pool: Tensor, table: Array) -> Any:
     """Return the addresses of blocks (None if not resident), and their number."""
-    block = math.prod(pool.shape[1:]) * (4 if pool.dtype == "float32" else 2)
+    block = math.prod(pool.shape[1:-1]) * pool.row
     ids = np.asarray(table)
     _need(ids.ndim == 1 and bool((ids >= -1).all() and (ids < pool.shape[0]).all()),
           f"blocks must be below {pool.shape[0]}, or -1")
@@ -613,7 +645,7 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     positions, sink = _chosen(chosen, heads, n * size), np.ascontiguousarray([] if sinks is None else sinks, np.float32)
     _need(sinks is None or sink.shape == (query_heads,), f"there must be {query_heads} sinks, one per query head")
     out, mass, of_token = (np.zeros(it, np.float32) for it in (x.shape, (heads, n), (heads, n * size)))
-    a = native.Attention(ops=pick(_variant).address, blocks=blocks, stride=dim, type=p.number, block_tokens=size,
+    a = native.Attention(ops=pick(_variant).address, blocks=blocks, stride=p.row, type=p.number, block_tokens=size,
                          dim=dim, first=n_keys - queries if causal else 0, n_keys=0 if causal else n_keys, n=queries,
                          group=group, scale=scale or dim ** -0.5, window=window, cap=cap, ldq=query_heads * dim,
                          ldo=query_heads * dim)
@@ -626,7 +658,7 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     a.n_chosen = 0 if positions is None else positions.shape[1]
     a.chosen = None if positions is None else at(positions)
     scratch = np.empty(lib.kvd_attend_scratch(byref(a)), np.float32)
-    plane, a.scratch = size * dim * (4 if p.dtype == "float32" else 2), at(scratch)
+    plane, a.scratch = size * p.row, at(scratch)
     for h in range(heads):
         a.k_offset, a.v_offset = h * plane, (heads + h) * plane
         a.q, a.out = x.pointer + 4 * h * group * dim, at(out) + 4 * h * group * dim

@@ -37,12 +37,13 @@ static bool add_summary(struct device_anchor *a, uint32_t i) {
 
 static struct gpu_key_rows keys_of(const struct task *task) {
         const struct shape *s = &task->shape;
+        size_t element = s->row / s->dim;
 
         return (struct gpu_key_rows){.blocks = {.base = task->space->device_base,
                                                 .block_bytes = s->block_bytes},
                                      .layer_stride = 2 * s->plane,
-                                     .head_stride = s->head_stride,
-                                     .token_stride = s->token_stride,
+                                     .head_stride = s->head_stride / element,
+                                     .token_stride = s->token_stride / element,
                                      .layers = s->layers,
                                      .heads = s->heads,
                                      .dim = s->dim,

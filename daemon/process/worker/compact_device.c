@@ -140,15 +140,15 @@ static int move(const struct device_packing *d, struct gpu *gpu, uint32_t first,
                                       .offset = first * 2 * s->plane,
                                       .layer_stride = 2 * s->plane,
                                       .plane = s->plane,
-                                      .head_stride = s->head_stride * s->element,
-                                      .slot_stride = s->token_stride * s->element,
+                                      .head_stride = s->head_stride,
+                                      .slot_stride = s->token_stride,
                                       .index = d->d_index,
                                       .to = d->p->n_from,
                                       .layers = n,
                                       .heads = s->heads,
                                       .per_block = s->tokens,
                                       .n = d->p->keep,
-                                      .bytes = s->dim * s->element};
+                                      .bytes = s->row};
         int r = device_write(device, d->d_index, d->index,
                              (uint64_t)n * s->heads * d->p->keep * sizeof *d->index);
 
@@ -197,7 +197,7 @@ static int clear(const struct packing *p) {
 
 /* What the kernel that moves tokens cannot do, the processor can. */
 static bool can_move(const struct shape *s) {
-        return s->dim * s->element % 2 == 0;
+        return s->row % 2 == 0;
 }
 
 static int begin(struct device_packing *d) {

@@ -63,15 +63,14 @@ static void copy_scores(const struct packing *p, uint32_t layer, float *scores) 
 static void move(const struct packing *p, uint32_t layer, uint32_t head, const uint32_t *chosen) {
         const struct shape *s = &p->task->shape;
         struct kvd_slots from = {.blocks = p->from,
-                                 .stride = s->token_stride * s->element,
+                                 .stride = s->token_stride,
                                  .per_block = s->tokens,
-                                 .bytes = s->dim * s->element};
+                                 .bytes = s->row};
         struct kvd_slots to = from;
 
         to.blocks = p->to;
         for (uint32_t plane = 0; plane < 2; plane++) {
-                from.offset = to.offset = (2 * layer + plane) * s->plane +
-                                          head * s->head_stride * s->element;
+                from.offset = to.offset = (2 * layer + plane) * s->plane + head * s->head_stride;
                 p->task->ops->block->compact(&to, &from, chosen, p->keep);
         }
 }

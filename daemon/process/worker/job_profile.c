@@ -40,7 +40,7 @@ static void add_products(const struct profile *p, const uint8_t *alone, const ui
 
         memset(to, 0, n * sizeof *to);
         for (uint32_t h = 0; h < s->heads; h++) {
-                size_t at = off + h * s->head_stride * s->element;
+                size_t at = off + h * s->head_stride;
 
                 task->ops->bicache->products(to, alone + at, s->token_stride, whole + at,
                                              s->token_stride, s->type, n, s->dim);
@@ -97,8 +97,8 @@ static struct gpu_products products_of(const struct profile *p, uint32_t first, 
                                  .b = blocks,
                                  .offset = p->layer % s->layers * 2 * s->plane,
                                  .plane_stride = s->plane,
-                                 .head_stride = s->head_stride * s->element,
-                                 .token_stride = s->token_stride * s->element,
+                                 .head_stride = s->head_stride,
+                                 .token_stride = s->token_stride,
                                  .planes = 2,
                                  .heads = s->heads,
                                  .tokens = n,

@@ -99,18 +99,15 @@ int summary_choose_channels(struct task *task) {
 /* The bytes behind a block's last token were never written, and count as zeros. */
 static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, uint32_t n_tokens,
                                   uint8_t *room) {
-        size_t bytes = s->dim * s->element;
-
         if (n_tokens == s->tokens)
                 return planes;
         memset(room, 0, 2 * s->plane);
         for (uint32_t v = 0; v < 2; v++)
                 for (uint32_t h = 0; h < s->heads; h++)
                         for (uint32_t t = 0; t < n_tokens; t++) {
-                                size_t at = v * s->plane +
-                                            (h * s->head_stride + t * s->token_stride) * s->element;
+                                size_t at = v * s->plane + h * s->head_stride + t * s->token_stride;
 
-                                memcpy(room + at, planes + at, bytes);
+                                memcpy(room + at, planes + at, s->row);
                         }
         return room;
 }
@@ -161,7 +158,8 @@ static void put_labels(const struct task *task, const uint8_t *block, uint32_t n
         for (uint32_t l = 0; l < s->layers; l++)
                 for (uint32_t h = 0; h < s->heads; h++, to += s->tokens * label) {
                         task->ops->hshare->label(to, head_keys(s, block, l, h), s->token_stride,
-                                                 s->type, n_tokens, channels_of(task, l, h), n);
+                                                 s->type, n_tokens, s->dim, channels_of(task, l, h),
+                                                 n);
                         memset(to + n_tokens * label, 0, (s->tokens - n_tokens) * label);
                 }
 }

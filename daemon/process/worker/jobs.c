@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/process/worker/spaces.h"
+#include "ipc/base/format.h"
 
 static const struct job_kind *const kinds[] = {
 #define KVD_JOB_KIND(NAME, name, number) [KVD_JOB_##NAME] = &job_##name,
@@ -19,11 +20,13 @@ static const struct job_kind *const kinds[] = {
 };
 
 static struct shape shape_of(const struct kvd_index *ix) {
-        static const enum kvd_number types[] = {[KVD_dtype_f32] = KVD_NUMBER_F32,
-                                                [KVD_dtype_f16] = KVD_NUMBER_F16,
-                                                [KVD_dtype_bf16] = KVD_NUMBER_BF16,
-                                                [KVD_dtype_i8] = 0};
+        static const enum kvd_number types[KVD_dtype_end] = {[KVD_dtype_f32] = KVD_NUMBER_F32,
+                                                             [KVD_dtype_f16] = KVD_NUMBER_F16,
+                                                             [KVD_dtype_bf16] = KVD_NUMBER_BF16,
+                                                             [KVD_dtype_q8] = KVD_NUMBER_Q8,
+                                                             [KVD_dtype_q4] = KVD_NUMBER_Q4};
         const struct kvd_shape *g = &ix->geometry;
+        size_t row = kvd_format_row(g->dtype, g->head_dim);
         bool hnd = g->order == KVD_order_hnd;
 
         return (struct shape){
@@ -31,12 +34,11 @@ static struct shape shape_of(const struct kvd_index *ix) {
                 .heads = g->kv_heads,
                 .tokens = g->block_tokens,
                 .dim = g->head_dim,
-                .element = kvd_dtype_bytes(g->dtype),
                 .type = types[g->dtype],
-                .head_stride = hnd ? (size_t)g->block_tokens * g->head_dim : g->head_dim,
-                .token_stride = hnd ? g->head_dim : (size_t)g->kv_heads * g->head_dim,
-                .plane = (size_t)g->kv_heads * g->block_tokens * g->head_dim *
-                         kvd_dtype_bytes(g->dtype),
+                .row = row,
+                .head_stride = hnd ? g->block_tokens * row : row,
+                .token_stride = hnd ? row : g->kv_heads * row,
+                .plane = g->kv_heads * g->block_tokens * row,
                 .block_bytes = ix->block_bytes,
         };
 }

@@ -148,7 +148,7 @@ static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *co
 
         return (struct kvd_sketch_vectors){.blocks = block,
                                            .offset = (2 * layer + values) * s->plane +
-                                                     head * s->head_stride * s->element,
+                                                     head * s->head_stride,
                                            .stride = s->token_stride,
                                            .per_block = s->tokens,
                                            .type = s->type};
@@ -209,7 +209,7 @@ static void change_part(void *data, uint32_t at, uint32_t thread) {
 static const float *key_floats(const struct task *task, const uint8_t *key, float *room) {
         if (task->shape.type == KVD_NUMBER_F32)
                 return (const float *)key;
-        task->ops->widen(room, (const uint16_t *)key, task->shape.dim, task->shape.type);
+        task->ops->read_row(room, key, task->shape.dim, task->shape.type);
         return room;
 }
 
@@ -229,7 +229,7 @@ static void mean_part(void *data, uint32_t at, uint32_t thread) {
 
                 for (uint32_t t = 0; m->block && t < m->n_tokens; t++) {
                         const uint8_t *key = head_keys(s, m->block, at / s->heads, at % s->heads) +
-                                             t * s->token_stride * s->element;
+                                             t * s->token_stride;
                         const float *k = key_floats(task, key, room);
 
                         for (uint32_t d = 0; d < s->dim; d++)
@@ -280,7 +280,7 @@ static void remove_estimate(void *data, uint32_t at, uint32_t thread) {
         const struct shape *s = &task->shape;
         uint8_t *room = (uint8_t *)(change->rooms + (size_t)thread * s->tokens * s->dim);
         const struct kvd_sketch_vectors x = {.blocks = &room,
-                                             .stride = s->dim,
+                                             .stride = s->dim * sizeof(float),
                                              .per_block = s->tokens,
                                              .type = KVD_NUMBER_F32};
 

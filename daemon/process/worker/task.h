@@ -20,10 +20,10 @@
 struct shape {
         uint32_t layers; /* of one block */
         uint32_t heads, tokens, dim;
-        uint32_t element;                 /* bytes of a number */
-        enum kvd_number type;             /* 0: numbers that no kernel reads (i8) */
-        size_t head_stride, token_stride; /* elements */
-        size_t plane;                     /* bytes of one layer's keys, or values */
+        enum kvd_number type; /* 0: numbers that no kernel reads (i8) */
+        /* bytes: of a token's row (ipc/base/format.h); from head to head; from token to token */
+        size_t row, head_stride, token_stride;
+        size_t plane; /* bytes of one layer's keys, or values */
         size_t block_bytes;
 };
 
@@ -144,7 +144,7 @@ static inline uint8_t *layer_keys(const struct shape *s, const uint8_t *block, u
 
 static inline uint8_t *head_keys(const struct shape *s, const uint8_t *block, uint32_t layer,
                                  uint32_t head) {
-        return layer_keys(s, block, layer) + head * s->head_stride * s->element;
+        return layer_keys(s, block, layer) + head * s->head_stride;
 }
 
 #endif

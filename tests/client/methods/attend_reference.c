@@ -2,6 +2,7 @@
 #include "tests/client/methods/attend_reference.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +23,28 @@ static float rounded_f16(float x) {
         return ldexpf(rintf(ldexpf(fraction, 11)), exponent - 11);
 }
 
-float reference_rounded(float x, uint32_t dtype) {
-        return dtype == KVD_F32 ? x : dtype == KVD_F16 ? rounded_f16(x) : rounded_bf16(x);
+/* As numbers least + code * scale. */
+static void round_group(float *x, uint32_t n, float most_code) {
+        float least = INFINITY, most = -INFINITY, scale;
+
+        for (uint32_t i = 0; i < n; i++) {
+                least = fminf(least, x[i]);
+                most = fmaxf(most, x[i]);
+        }
+        least = rounded_f16(least);
+        scale = fmaxf(rounded_f16((most - least) / most_code), 0x1p-14f);
+        for (uint32_t i = 0; i < n; i++)
+                x[i] = fmaf(fmaxf(0, fminf(rintf((x[i] - least) / scale), most_code)), scale,
+                            least);
+}
+
+void reference_round(float *row, uint32_t dim, uint32_t dtype) {
+        bool quantised = dtype == KVD_Q8 || dtype == KVD_Q4;
+
+        for (uint32_t d = 0; quantised && d < dim; d += 64)
+                round_group(row + d, dim - d < 64 ? dim - d : 64, dtype == KVD_Q8 ? 255 : 15);
+        for (uint32_t d = 0; !quantised && dtype != KVD_F32 && d < dim; d++)
+                row[d] = dtype == KVD_F16 ? rounded_f16(row[d]) : rounded_bf16(row[d]);
 }
 
 void reference_attend(const struct history *h, uint32_t position, const struct kvd_heads *heads,

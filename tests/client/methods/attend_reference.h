@@ -16,8 +16,8 @@ struct history { /* of one layer; rows [position][kv_heads][head_dim] */
         float *k, *v;
 };
 
-/* x as a space of that dtype stores it. */
-float reference_rounded(float x, uint32_t dtype);
+/* A row of dim numbers as a space of that dtype stores it; with small numbers only. */
+void reference_round(float *row, uint32_t dim, uint32_t dtype);
 
 /* The result of one query head at a position. */
 void reference_attend(const struct history *h, uint32_t position, const struct kvd_heads *heads,

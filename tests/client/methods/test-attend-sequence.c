@@ -65,11 +65,14 @@ static void start(uint32_t dtype, uint32_t order) {
         ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
         ck_assert_int_eq(kvd_space_open(handle, "space", &geometry, NULL, &space), 0);
         ck_assert_int_eq(kvd_sequence_open(space, ENTRIES, &table), 0);
-        for (uint32_t i = 0; i < MOST; i++)
+        for (uint32_t i = 0; i < MOST; i++) {
                 for (uint32_t d = 0; d < ROW; d++) {
-                        keys[i][d] = reference_rounded(random_float(), dtype);
-                        values[i][d] = reference_rounded(random_float(), dtype);
+                        keys[i][d] = random_float();
+                        values[i][d] = random_float();
                 }
+                reference_round(keys[i], ROW, dtype);
+                reference_round(values[i], ROW, dtype);
+        }
         for (uint32_t i = 0, first = 0; i < ENTRIES; first += fills[i++]) {
                 struct kvd_block block;
 

@@ -216,9 +216,11 @@ static void expect_attention(uint32_t layer, const struct history *h, uint32_t h
 }
 
 static void round_history(struct history *h, uint32_t n) {
-        for (size_t i = 0; i < (size_t)n * geometry.kv_heads * geometry.head_dim; i++) {
-                h->k[i] = reference_rounded(h->k[i], geometry.dtype);
-                h->v[i] = reference_rounded(h->v[i], geometry.dtype);
+        uint32_t dim = geometry.head_dim;
+
+        for (size_t i = 0; i < (size_t)n * geometry.kv_heads; i++) {
+                reference_round(h->k + i * dim, dim, geometry.dtype);
+                reference_round(h->v + i * dim, dim, geometry.dtype);
         }
 }
 
@@ -249,7 +251,13 @@ static void play_group(uint32_t group, uint32_t heads) {
         end_sequence();
 }
 
+/* Quantised rows have an even number of dimensions. */
+static uint32_t even(uint32_t dim, uint32_t dtype) {
+        return dtype == KVD_Q8 || dtype == KVD_Q4 ? ALIGN_UP(dim, 2) : dim;
+}
+
 START_TEST(attention_is_right) {
+        static const uint32_t dtypes[] = {KVD_F32, KVD_F16, KVD_BF16, KVD_Q8, KVD_Q4};
         static const struct {
                 uint32_t layers, groups, kv_heads, heads, dim, tokens;
         } rows[] = {
@@ -262,10 +270,10 @@ START_TEST(attention_is_right) {
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
                 open_space(&(struct kvd_geometry){.layers = rows[i].layers,
                                                   .kv_heads = rows[i].kv_heads,
-                                                  .head_dim = rows[i].dim,
+                                                  .head_dim = even(rows[i].dim, dtypes[_i / 2]),
                                                   .block_tokens = rows[i].tokens,
                                                   .layer_groups = rows[i].groups,
-                                                  .dtype = KVD_F32 + (uint32_t)_i / 2,
+                                                  .dtype = dtypes[_i / 2],
                                                   .order = _i % 2 ? KVD_HND : KVD_NHD,
                                                   .vocab = VOCAB});
                 for (uint32_t group = 0; group < rows[i].groups; group++)
@@ -371,7 +379,7 @@ START_TEST(other_contents_are_refused) {
         g.dtype = KVD_I8;
         open_space(&g);
         start_sequence(0, 4);
-        expect_refused(write_one(0, table(0, 1)), "f32, f16 and bf16");
+        expect_refused(write_one(0, table(0, 1)), "take q8");
         end_sequence();
         space = kvd_space_close(space);
         open_space(&(struct kvd_geometry){.block_tokens = 4,
@@ -403,6 +411,19 @@ START_TEST(blocks_on_a_gpu_are_refused) {
         expect_refused(attend_one(table(0, 1), 2, 1.0f), "GPU");
         end_sequence();
         space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+START_TEST(quantised_blocks_on_a_gpu_are_refused) {
+        struct kvd_geometry g = small;
+
+        start_daemon();
+        for (g.dtype = KVD_Q8; g.dtype <= KVD_Q4; g.dtype++) {
+                ck_assert_int_eq(kvd_space_open(handle, "quantised", &g, NULL, &space),
+                                 -EOPNOTSUPP);
+                ck_assert_ptr_nonnull(strstr(kvd_error(), g.dtype == KVD_Q8 ? "dtype q8" : "q4"));
+        }
         stop_daemon();
 }
 END_TEST
@@ -576,8 +597,9 @@ START_TEST(a_forked_child_is_refused) {
 END_TEST
 
 SUITE("attend",
-      WHEN(on_gpu(), TESTS(blocks_on_a_gpu_are_refused, fixed_addresses_on_a_gpu_are_refused)),
-      WHEN(!on_gpu(), LOOPS(6, attention_is_right),
+      WHEN(on_gpu(), TESTS(blocks_on_a_gpu_are_refused, quantised_blocks_on_a_gpu_are_refused,
+                           fixed_addresses_on_a_gpu_are_refused)),
+      WHEN(!on_gpu(), LOOPS(10, attention_is_right),
            TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
                  other_contents_are_refused, a_table_outlives_its_daemon, scratch_memory_is_reused,
                  threads_share_a_space, more_threads_than_scratches_share_a_space,

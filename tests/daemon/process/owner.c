@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
@@ -303,39 +304,36 @@ uint8_t *owner_block(const struct owner *o, uint32_t block) {
         return o->pool + block * o->ix->block_bytes;
 }
 
-static size_t place(const struct owner *o, uint32_t layer, int plane, uint32_t head, uint32_t token,
-                    uint32_t d) {
+static uint8_t *row_of(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                       uint32_t head, uint32_t token) {
         const struct kvd_shape *g = &o->g;
         size_t in_plane = g->order == KVD_HND ? (size_t)head * g->block_tokens + token :
                                                 (size_t)token * g->kv_heads + head;
 
-        return ((2 * layer + plane) * (size_t)g->kv_heads * g->block_tokens + in_plane) *
-                       g->head_dim +
-               d;
+        return (uint8_t *)block +
+               ((2 * layer + plane) * (size_t)g->kv_heads * g->block_tokens + in_plane) *
+                       kvd_format_row(g->dtype, g->head_dim);
 }
 
+/* Of a quantised row, all numbers are stored anew. */
 void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head,
                uint32_t token, uint32_t d, double x) {
-        size_t at = place(o, layer, plane, head, token, d);
-        float f = (float)x;
+        uint8_t *row = row_of(o, block, layer, plane, head, token);
+        const struct kvd_ops *ops = kvd_ops_pick("scalar");
+        float numbers[OWNER_DIM];
 
-        if (o->g.dtype == KVD_F32)
-                ((float *)block)[at] = f;
-        else
-                kvd_ops_pick("scalar")->narrow((uint16_t *)block + at, &f, 1,
-                                               (enum kvd_number)o->g.dtype);
+        ops->read_row(numbers, row, o->g.head_dim, (enum kvd_number)o->g.dtype);
+        numbers[d] = (float)x;
+        ops->write_row(row, numbers, o->g.head_dim, (enum kvd_number)o->g.dtype);
 }
 
 double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
                  uint32_t head, uint32_t token, uint32_t d) {
-        size_t at = place(o, layer, plane, head, token, d);
-        float f;
+        float numbers[OWNER_DIM];
 
-        if (o->g.dtype == KVD_F32)
-                return ((const float *)block)[at];
-        kvd_ops_pick("scalar")->widen(&f, (const uint16_t *)block + at, 1,
-                                      (enum kvd_number)o->g.dtype);
-        return f;
+        kvd_ops_pick("scalar")->read_row(numbers, row_of(o, block, layer, plane, head, token),
+                                         o->g.head_dim, (enum kvd_number)o->g.dtype);
+        return numbers[d];
 }
 
 double owner_random(uint64_t *seed) {

@@ -15,6 +15,7 @@
 
 #define OWNER_ITEMS 64u
 #define OWNER_SPILLS 32u
+#define OWNER_DIM 320u /* the largest head_dim */
 
 struct owner {
         pid_t pid;

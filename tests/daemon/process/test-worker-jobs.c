@@ -17,6 +17,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/sequence.h"
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
@@ -47,8 +48,22 @@ static const struct kvd_shape geometries[] = {
          .dtype = KVD_F16,
          .order = KVD_NHD,
          .vocab = 1000},
+        /* not on a GPU */
+        {.layers = 2,
+         .kv_heads = 2,
+         .head_dim = 80,
+         .dtype = KVD_Q8,
+         .order = KVD_NHD,
+         .vocab = 1000},
+        {.layers = 2,
+         .kv_heads = 2,
+         .head_dim = 66,
+         .dtype = KVD_Q4,
+         .order = KVD_HND,
+         .vocab = 1000,
+         .block_tokens = 5},
 };
-#define N_GEOMETRIES ((int)ARRAY_SIZE(geometries))
+#define N_GEOMETRIES ((int)ARRAY_SIZE(geometries) - (getenv("KVD_TEST_BACKEND") ? 2 : 0))
 
 static void start(int which, uint32_t n_blocks) {
         owner_start(&o, &geometries[which], n_blocks);
@@ -527,6 +542,13 @@ static const struct kvd_shape scored[] = {
          .order = KVD_HND,
          .vocab = 1000,
          .block_tokens = 4},
+        {.layers = 2,
+         .kv_heads = 2,
+         .head_dim = 66, /* 41 bytes a row */
+         .dtype = KVD_Q4,
+         .order = KVD_NHD,
+         .vocab = 1000,
+         .block_tokens = 5},
 };
 #define N_SCORED ((int)ARRAY_SIZE(scored))
 
@@ -595,8 +617,8 @@ static size_t token_place(uint32_t l, int plane, uint32_t h, uint32_t slot) {
         uint32_t bt = o.g.block_tokens, heads = o.g.kv_heads;
         uint32_t row = o.g.order == KVD_HND ? h * bt + slot : slot * heads + h;
 
-        return ((size_t)(2 * l + (uint32_t)plane) * heads * bt + row) * o.g.head_dim *
-               kvd_dtype_bytes(o.g.dtype);
+        return ((size_t)(2 * l + (uint32_t)plane) * heads * bt + row) *
+               kvd_format_row(o.g.dtype, o.g.head_dim);
 }
 
 static const uint8_t *source_token(uint32_t t, uint32_t l, int plane, uint32_t h) {
@@ -608,7 +630,7 @@ static const uint8_t *source_token(uint32_t t, uint32_t l, int plane, uint32_t h
 }
 
 static void check_kept(uint32_t keep, uint32_t l, uint32_t h, uint8_t *want) {
-        size_t bytes = o.g.head_dim * kvd_dtype_bytes(o.g.dtype);
+        size_t bytes = kvd_format_row(o.g.dtype, o.g.head_dim);
         uint32_t bt = o.g.block_tokens, n = 0;
 
         for (uint32_t t = 0; t < all_tokens(); t++) {

@@ -199,11 +199,11 @@ START_TEST(every_changed_header_field_is_refused) {
 END_TEST
 
 START_TEST(impossible_geometries_are_refused) {
-        static const struct kvd_shape good = {.layers = 4,
-                                              .kv_heads = 2,
-                                              .head_dim = 64,
-                                              .dtype = KVD_dtype_f16,
-                                              .vocab = 9};
+        struct kvd_shape good = {.layers = 4,
+                                 .kv_heads = 2,
+                                 .head_dim = 64,
+                                 .dtype = KVD_dtype_f16,
+                                 .vocab = 9};
         const char *why;
 
 #define BAD(field, value) \
@@ -223,7 +223,37 @@ START_TEST(impossible_geometries_are_refused) {
         BAD(rope, 4);
         BAD(state_width, 1 << 21);
         BAD(vocab, 0);
+        good.dtype = KVD_dtype_q4;
+        BAD(head_dim, 63);
+        BAD(state_width, 64);
+        good.dtype = KVD_dtype_q8;
+        BAD(head_dim, 65);
+        BAD(state_width, 2);
 #undef BAD
+}
+END_TEST
+
+/* By the text of ipc/base/format.h, for a plane of 10 rows. */
+START_TEST(blocks_have_room_for_scales) {
+        static const struct {
+                uint32_t dtype, dim, row;
+        } rows[] = {{KVD_dtype_f32, 64, 256}, {KVD_dtype_f16, 64, 128}, {KVD_dtype_bf16, 7, 14},
+                    {KVD_dtype_i8, 64, 64},   {KVD_dtype_q8, 64, 68},   {KVD_dtype_q8, 128, 136},
+                    {KVD_dtype_q8, 2, 6},     {KVD_dtype_q8, 66, 74},   {KVD_dtype_q4, 64, 36},
+                    {KVD_dtype_q4, 128, 72},  {KVD_dtype_q4, 2, 5},     {KVD_dtype_q4, 80, 48}};
+
+        for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+                struct kvd_shape g = {.layers = 3,
+                                      .kv_heads = 2,
+                                      .head_dim = rows[i].dim,
+                                      .block_tokens = 5,
+                                      .dtype = rows[i].dtype,
+                                      .vocab = 9};
+                const char *why;
+
+                ck_assert_int_eq(kvd_shape_normalise(&g, &why), 0);
+                ck_assert_uint_eq(kvd_shape_bytes(&g), ALIGN_UP(3 * 2 * 10 * rows[i].row, 64));
+        }
 }
 END_TEST
 
@@ -267,4 +297,4 @@ SUITE("base",
            TESTS(paper_keys_are_xxh64_of_the_ids, paper_keys_match_known_vectors,
                  keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
-            a_place_has_a_row, a_table_has_so_many_slots_at_most))
+            blocks_have_room_for_scales, a_place_has_a_row, a_table_has_so_many_slots_at_most))

@@ -188,7 +188,7 @@ static void refer_head(const struct data *d, uint32_t s, uint32_t h) {
                 .blocks = host_blocks(d, s),
                 .k_offset = d->a.k_offset + h * d->a.head_stride,
                 .v_offset = d->a.v_offset + h * d->a.head_stride,
-                .stride = d->a.token_stride / d->size,
+                .stride = d->a.token_stride,
                 .type = (enum kvd_number)c->number,
                 .block_tokens = c->block_tokens,
                 .dim = c->dim,

@@ -87,10 +87,15 @@ static void make_scene(struct scene *s, const struct shape *shape) {
 /* Runs the reference on one layer; scores are against the given sums. */
 static void reference(struct scene *s, uint32_t layer, const float *sums) {
         const struct gpu_key_rows *k = &s->a.keys;
-        struct kvd_key_rows keys = {s->blocks,      k->offset + layer * k->layer_stride,
-                                    k->head_stride, k->token_stride,
-                                    k->per_block,   k->heads,
-                                    k->dim,         (enum kvd_number)k->number};
+        size_t size = number_bytes((enum kvd_number)k->number);
+        struct kvd_key_rows keys = {s->blocks,
+                                    k->offset + layer * k->layer_stride,
+                                    k->head_stride * size,
+                                    k->token_stride * size,
+                                    k->per_block,
+                                    k->heads,
+                                    k->dim,
+                                    (enum kvd_number)k->number};
         const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
         size_t row = (size_t)layer * k->heads;
         float *scratch = buffer(kvd_keydiff_scratch(&keys) * sizeof *scratch);

@@ -106,10 +106,14 @@ static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t lay
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         enum kvd_number type = (enum kvd_number)shape->number;
         struct kvd_memshare_shape one = {1, shape->heads, shape->tokens, shape->dim, type};
-        struct kvd_key_rows keys = {&planes,        0,
-                                    s->head_stride, s->token_stride,
-                                    shape->tokens,  shape->heads,
-                                    shape->dim,     type};
+        struct kvd_key_rows keys = {&planes,
+                                    0,
+                                    s->head_stride * s->size,
+                                    s->token_stride * s->size,
+                                    shape->tokens,
+                                    shape->heads,
+                                    shape->dim,
+                                    type};
         size_t label = kvd_label_bytes(s->a.n_channels), first = (size_t)layer * shape->heads;
         float *anchors = (float *)(row + s->a.anchors_off) + first * shape->dim;
 
@@ -121,9 +125,9 @@ static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t lay
         for (uint32_t h = 0; h < shape->heads; h++) {
                 uint8_t *labels = row + s->a.labels_off + (first + h) * shape->tokens * label;
 
-                ops->hshare->label(labels, planes + h * s->head_stride * s->size, s->token_stride,
-                                   type, tokens, s->channels + (first + h) * s->a.n_channels,
-                                   s->a.n_channels);
+                ops->hshare->label(labels, planes + h * s->head_stride * s->size,
+                                   s->token_stride * s->size, type, tokens, shape->dim,
+                                   s->channels + (first + h) * s->a.n_channels, s->a.n_channels);
                 memset(labels + tokens * label, 0, (shape->tokens - tokens) * label);
         }
 }

@@ -146,8 +146,9 @@ class Place:
         g, (_, heads, n, dim), kernels = self.geometry, query.shape, native.pick(None)
         q = query[0].transpose(0, 1).to(torch.float32).contiguous()
         out = torch.empty_like(q)
-        group, plane = heads // g.kv_heads, g.block_tokens * dim * DTYPES[g.dtype].itemsize
-        a = native.Attention(ops=kernels.address, blocks=self.layers[layer][1], stride=dim, dim=dim, n=n, group=group,
+        group, row = heads // g.kv_heads, dim * DTYPES[g.dtype].itemsize
+        plane = g.block_tokens * row
+        a = native.Attention(ops=kernels.address, blocks=self.layers[layer][1], stride=row, dim=dim, n=n, group=group,
                              type=native.NUMBERS[str(DTYPES[g.dtype]).removeprefix("torch.")], scale=scale,
                              block_tokens=g.block_tokens, n_keys=self.n_keys, ldq=heads * dim, ldo=heads * dim)
         if self.chosen is not None:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quantiser in numpy, independent of kvd's kernels: the rows of blocks of dtype q8 and q4."""
+import numpy as np
+
+GROUP = 64
+
+
+def quantised(x, bits):
+    """Codes [rows, dim], scales and leasts [rows, groups] of x [rows, dim]."""
+    codes, scales, leasts = [], [], []
+    for at in range(0, x.shape[1], GROUP):
+        g, most = x[:, at:at + GROUP], np.float32(2 ** bits - 1)
+        fine = np.isfinite(g).all(1, keepdims=True)
+        g = np.where(fine, g, np.float32(0))
+        least = (np.clip(g.min(1, keepdims=True), -65504, 65504) + np.float32(0)).astype(np.float16)
+        low = least.astype(np.float32)
+        scale = np.clip((g.max(1, keepdims=True) - low) / most, np.float32(2 ** -14), 65504).astype(np.float16)
+        codes.append(np.where(fine, np.clip(np.rint((g - low) / scale.astype(np.float32)), 0, most), 0))
+        scales.append(np.where(fine, scale, np.float16(0)))
+        leasts.append(np.where(fine, least, np.float16(np.nan)))
+    return np.concatenate(codes, 1).astype(np.uint8), np.concatenate(scales, 1), np.concatenate(leasts, 1)
+
+
+def packed(x, dtype):
+    """Rows of bytes."""
+    codes, scales, leasts = quantised(x, {"q8": 8, "q4": 4}[dtype])
+    if dtype == "q4":
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    ends = np.stack([scales.view(np.uint16), leasts.view(np.uint16)], 2).reshape(len(x), -1)
+    return np.concatenate([codes, ends.view(np.uint8)], 1)
+
+
+def expanded(x, dtype):
+    """The numbers again, float32; the product and the sum are rounded once, as float64 does here."""
+    codes, scales, leasts = quantised(x, {"q8": 8, "q4": 4}[dtype])
+    of = np.arange(x.shape[1]) // GROUP
+    return (codes * scales[:, of].astype(np.float64) + leasts[:, of].astype(np.float64)).astype(np.float32)

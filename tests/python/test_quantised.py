@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spaces of q8 and q4 with a daemon: what is written is what numpy quantises, block by block and token by token;
+attention and the methods read it; processes share it.
+
+tests/kernels/methods/test_quantised.py compares kvd.ops with numpy, bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+from common import HEADS, LAYERS, ROOT, TOKENS, chain, child, daemon, kvd, main, np, raises
+
+if not np:
+    print("skipped: numpy is not installed")
+    sys.exit(77)
+
+sys.path.insert(0, str(ROOT / "tests/kernels/methods"))
+from kvd import ops     # noqa: E402  (needs numpy)
+from quantiser import expanded, packed      # noqa: E402  (needs the path above)
+
+DIM, QUERIES = 80, 2 * HEADS
+
+
+def geometry(dtype, order="hnd", **more):
+    return kvd.Geometry(**dict(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, vocab=50000, dtype=dtype, order=order) | more)
+
+
+def spaces():
+    """One of each kind, in daemons of their own."""
+    for dtype in "q8", "q4":
+        for order in "hnd", "nhd":
+            with daemon() as path, kvd.connect(path) as there, there.space("quantised", geometry(dtype, order)) as it:
+                yield it
+
+
+def tokens_of(n, seed=1):
+    """Keys and values [layers, 2, tokens, heads, dim]."""
+    return np.random.default_rng(seed).standard_normal((LAYERS, 2, n, HEADS, DIM)).astype(np.float32)
+
+
+def rows_of(x, dtype):
+    return packed(x.reshape(-1, DIM), dtype).reshape(*x.shape[:-1], -1)
+
+
+def write(table, x, first, n):
+    for layer in range(LAYERS):
+        k, v = (np.ascontiguousarray(it[first:first + n]) for it in x[layer])
+        table.write(layer, first, n, k.ctypes.data, v.ctypes.data, HEADS * DIM)
+
+
+def stored(block, it):
+    """[layers, 2, tokens, heads, bytes of a row] of a block."""
+    planes = np.from_dlpack(block)
+    return planes.swapaxes(2, 3) if it.geometry.order == "hnd" else planes
+
+
+def new_table(it, n):
+    blocks, table = it.alloc(n), kvd.Table(it)
+    assert table.extend(blocks[0], [block.id for block in blocks])
+    return blocks, table
+
+
+def test_sizes(_space):
+    for dtype, bits in ("q8", 8), ("q4", 4):
+        for dim in 64, 128:
+            sixteen, few = (geometry(it, head_dim=dim).block_bytes for it in ("f16", dtype))
+            assert few == LAYERS * 2 * HEADS * TOKENS * (dim * bits // 8 + dim // 64 * 4)
+            assert sixteen / few > {8: 1.88, 4: 3.55}[bits]
+    assert geometry("int4").dtype == "q4"
+    with daemon() as path, kvd.connect(path) as there:
+        for bad in dict(head_dim=63), dict(state_width=4):
+            with raises(kvd.Invalid, next(iter(bad))):
+                there.space("bad", geometry("q4", **bad))
+
+
+def test_blocks_that_fill_token_by_token_are_those_written_at_once(_space):
+    x = tokens_of(2 * TOKENS)
+    for it in spaces():
+        want = rows_of(x, it.geometry.dtype)
+        (a, b), table = new_table(it, 2)
+        write(table, x, 0, TOKENS)
+        for at in range(TOKENS, 2 * TOKENS):
+            write(table, x, at, 1)
+            assert np.array_equal(stored(b, it)[:, :, :at + 1 - TOKENS], want[:, :, TOKENS:at + 1])
+        assert np.array_equal(stored(a, it), want[:, :, :TOKENS])
+        it.free([a, b])
+
+
+def test_attention(_space):
+    n = 2 * TOKENS + 3
+    x = tokens_of(n)
+    q = np.random.default_rng(2).standard_normal((n, QUERIES, DIM)).astype(np.float32)
+    for it in spaces():
+        blocks, table = new_table(it, 3)
+        write(table, x, 0, n)
+        seen = expanded(x.reshape(-1, DIM), it.geometry.dtype).reshape(x.shape).astype(np.float64)
+        out = np.full_like(q, np.nan)
+        for layer, (k, v) in enumerate(seen):
+            table.attend(layer, 0, n, QUERIES, 0.1, q.ctypes.data, QUERIES * DIM, out.ctypes.data, QUERIES * DIM)
+            for i in range(n):
+                for head in range(QUERIES):
+                    weights = np.exp(0.1 * k[:i + 1, head // 2] @ q[i, head])
+                    assert np.abs(out[i, head] - weights @ v[:i + 1, head // 2] / weights.sum()).max() < 1e-5
+        it.free(blocks)
+
+
+def entry_rows(it, sequence, i):
+    """As stored(), of an entry of a sequence."""
+    data = (ctypes.c_uint8 * it.block_bytes).from_address(sequence.entries()[i].data)
+    row = ops.quantise(np.zeros((1, DIM), np.float32), it.geometry.dtype).rows.size
+    planes = np.frombuffer(data, np.uint8)[:LAYERS * 2 * TOKENS * HEADS * row]
+    if it.geometry.order == "nhd":
+        return planes.reshape(LAYERS, 2, TOKENS, HEADS, row)
+    return planes.reshape(LAYERS, 2, HEADS, TOKENS, row).swapaxes(2, 3)
+
+
+def sequence_of(it, x, n):
+    blocks, table = new_table(it, n)
+    write(table, x, 0, n * TOKENS)
+    sequence = it.sequence(n + 4)
+    assert sequence.append(blocks, chain(1, n)) == n
+    return sequence
+
+
+def test_compaction_moves_rows_as_they_are(_space):
+    """By scores of the client, and by KeyDiff's, which kvd.ops finds from the same rows."""
+    x, keep = tokens_of(3 * TOKENS), TOKENS + 5
+    for it in spaces():
+        want = rows_of(x, it.geometry.dtype)
+        for given in True, False:
+            it.set("keydiff", int(not given))
+            sequence = sequence_of(it, x, 3)
+            scores = np.random.default_rng(3).standard_normal((LAYERS, HEADS, 3 * TOKENS)).astype(np.float32)
+            assert (sequence.compact(0, 3, keep, scores) if given else sequence.compact(0, 3, keep)) == 3
+            assert sequence.wait(60) > 0
+            for layer in range(LAYERS):
+                for head in range(HEADS):
+                    if not given:
+                        keys = ops.Quantised(want[layer, 0, :, head][None], it.geometry.dtype, DIM)
+                        scores[layer, head] = ops.keydiff_scores(keys, ops.keydiff_anchor(keys)[0])[0]
+                    kept = np.sort(np.argsort(-scores[layer, head], kind="stable")[:keep])
+                    got = np.concatenate([entry_rows(it, sequence, i)[layer, :, :, head] for i in range(2)], 1)[:, :keep]
+                    assert np.array_equal(got, want[layer][:, kept, head]), (it.geometry.dtype, given)
+            sequence.close()
+
+
+SHARE = """
+import sys, kvd
+sys.path.insert(0, sys.argv[2])
+from test_quantised import geometry
+from common import chain
+import numpy as np
+with kvd.connect(sys.argv[1]) as connection, connection.space("shared", geometry("q4")) as it:
+    with it.lookup(chain(7, 2)) as pin:
+        sys.stdout.write(b"".join(np.asarray(pin.view(i)).tobytes() for i in range(2)).hex())
+"""
+
+
+def test_processes_share_the_bytes(_space):
+    x = tokens_of(2 * TOKENS)
+    with daemon() as path, kvd.connect(path) as there, there.space("shared", geometry("q4")) as it, kvd.Pin(it) as pin:
+        blocks, table = new_table(it, 2)
+        write(table, x, 0, 2 * TOKENS)
+        pin.seal(blocks, chain(7, 2))
+        seen = child(SHARE, path, str(ROOT / "tests/python"))
+        assert seen.stdout, seen.stderr
+        rows = rows_of(x, "q4").swapaxes(2, 3)      # [layers, 2, heads, tokens, bytes]
+        want = b"".join(np.ascontiguousarray(rows[:, :, :, i * TOKENS:(i + 1) * TOKENS]).tobytes() for i in range(2))
+        assert bytes.fromhex(seen.stdout) == want
+        for other in "q8", "f16":
+            with raises(kvd.Error, "dtype"):
+                there.space("shared", geometry(other))
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))
