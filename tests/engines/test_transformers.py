@@ -1456,8 +1456,9 @@ def test_the_example_follows_kvctl(server, space):
 
 def main() -> int:
     import transformers_diffusion
+    import transformers_quantised
     import transformers_scorers
-    tests = [it for names in (globals(), vars(transformers_scorers), vars(transformers_diffusion))
+    tests = [it for names in (globals(), vars(transformers_scorers), vars(transformers_diffusion), vars(transformers_quantised))
              for name, it in names.items() if name.startswith("test_")]
     with daemon("--pool", "64M") as server, kvd.connect(server.socket) as connection:
         with open_space(connection, ours) as space:

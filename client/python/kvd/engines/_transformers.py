@@ -216,7 +216,7 @@ class KvdCache(Cache):
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
                     " load_prefix() and store()")
-        self._geometry, self._dtype = space.geometry, DTYPES[space.geometry.dtype]
+        self._geometry, self._dtype = space.geometry, form_of(model).dtype     # of keys and values, before they are stored
         rows = _rows_of(input_ids, attention_mask)
         if frequencies is not None and space.setting("model.rope_theta") != theta_of(model):
             space.set("model.rope_theta", theta_of(model))      # the daemon compares keys across positions
@@ -311,11 +311,12 @@ class KvdCache(Cache):
         """What the only row sees of its tokens."""
         g, (row,) = self._geometry, self._sequences
         empty = torch.zeros(g.layers, 2, 1, g.kv_heads, 0, g.head_dim, dtype=self._dtype)
-        return row.copy(self._length) if self._length else empty
+        return row.copy(self._length).to(self._dtype) if self._length else empty
 
     def _is_cold(self) -> bool:
-        """Whether the pass in progress is the first one, and nothing was found."""
-        return self._length == 0 and not any(it.found for it in self._sequences)
+        """Whether the pass in progress is the first one, nothing was found, and keys and values are stored as they are: else
+        an answer would depend on what others have computed."""
+        return self._length == 0 and self._geometry.dtype in DTYPES and not any(it.found for it in self._sequences)
 
     def _note(self, layer: int, query: torch.Tensor, scale: float) -> None:
         """Let rows that follow methods note the last queries of a pass."""
@@ -359,7 +360,7 @@ class KvdCache(Cache):
         if states.shape != expected:
             refuse(f"keys, values or queries of shape {list(states.shape)} where the space has {list(expected)}")
         if states.dtype != self._dtype or not states.is_cpu:
-            refuse(f"keys, values or queries of {states.dtype} on {states.device} (autocast?), where the space has"
+            refuse(f"keys, values or queries of {states.dtype} on {states.device} (autocast?), where the model has"
                     f" {self._dtype} in host memory")
 
     def _check_call(self, asked: dict[str, Any]) -> None:

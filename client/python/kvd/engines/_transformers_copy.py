@@ -11,7 +11,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 import kvd
 
-from ._transformers_model import DTYPES, check_space, refuse, refuse_windows
+from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows
+
+_GROUP = 64     # quantised numbers with a common scale
 
 
 def _tokens_of(input_ids: Any) -> list[int]:
@@ -27,14 +29,26 @@ def _tokens_of(input_ids: Any) -> list[int]:
 
 
 def gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> torch.Tensor:
-    """Copy blocks to a tensor [layers, 2 (K, V), 1, heads, length, dim]."""
+    """Copy blocks to a tensor [layers, 2 (K, V), 1, heads, length, dim]. Quantised numbers become float32."""
     g, size = geometry, geometry.block_bytes
-    out = torch.empty(g.layers, 2, 1, g.kv_heads, len(ids), g.block_tokens, g.head_dim, dtype=DTYPES[g.dtype])
+    row = size // (g.layers * 2 * g.kv_heads * g.block_tokens)
+    out = torch.empty(g.layers, 2, 1, g.kv_heads, len(ids), g.block_tokens, row, dtype=torch.uint8)
     for first, block, n in _runs(ids):
-        run = torch.frombuffer((ctypes.c_uint8 * (n * size)).from_address(base + block * size), dtype=out.dtype)
-        run = run.view(n, g.layers, 2, 1, g.kv_heads, g.block_tokens, g.head_dim)
+        run = torch.frombuffer((ctypes.c_uint8 * (n * size)).from_address(base + block * size), dtype=torch.uint8)
+        run = run.view(n, g.layers, 2, 1, g.kv_heads, g.block_tokens, row)
         out[..., first:first + n, :, :] = run.permute(1, 2, 3, 4, 0, 5, 6)
-    return out.flatten(4, 5)[..., :length, :]
+    rows = out.flatten(4, 5)[..., :length, :]
+    return rows.view(DTYPES[g.dtype]) if g.dtype in DTYPES else _expanded(rows, g.dtype, g.head_dim)
+
+
+def _expanded(rows: torch.Tensor, dtype: str, dim: int) -> torch.Tensor:
+    """The numbers that quantised rows stand for (ipc/base/format.h): codes, then scale and least number of each 64."""
+    codes, ends = rows.split([dim if dtype == "q8" else dim // 2, -(-dim // _GROUP) * 4], -1)
+    if dtype == "q4":
+        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    of = ends.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).to(torch.float32)
+    scale, least = of.repeat_interleave(_GROUP, -2)[..., :dim, :].unbind(-1)
+    return codes * scale + least
 
 
 def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
@@ -58,7 +72,7 @@ def load_prefix(space: kvd.Space, model: PreTrainedModel, input_ids: Any, *, sal
     with space.find(_tokens_of(input_ids)[:-1], salt=salt) as pin:
         if not pin:
             return cache, 0
-        stored = gather(space.geometry, pin.address(0), pin.blocks, pin.tokens)
+        stored = gather(space.geometry, pin.address(0), pin.blocks, pin.tokens).to(form_of(model).dtype)
         for layer, (keys, values) in zip(cache.layers, stored):
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
@@ -70,6 +84,8 @@ def store(space: kvd.Space, cache: Any, input_ids: Any) -> int:
     blocks that are not in the pool yet are copied. Returns the number of blocks copied."""
     if getattr(cache, "kvd_space", None) != space.name:
         raise ValueError(f"the cache was not made by load_prefix() for space {space.name!r}")
+    if space.geometry.dtype not in DTYPES:
+        refuse(f"blocks of dtype {space.geometry.dtype} by copy: a KvdCache stores them")
     tokens, size = _tokens_of(input_ids), space.geometry.block_tokens
     full = min(len(tokens), cache.get_seq_length()) // size
     _check_copied(space.geometry, cache, full * size)

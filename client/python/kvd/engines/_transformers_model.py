@@ -27,6 +27,7 @@ _forms: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, _Form]] = weakref.
 
 BIDIRECTIONAL = "kvd_bidirectional"     # the attn_implementation of kvd.engines.diffusion
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+QUANTISED = {"q8": "q8", "int8": "q8", "q4": "q4", "int4": "q4"}      # names, and the dtypes of their spaces
 _NO_NUMBERS = {"_name_or_path", "transformers_version", "use_cache", "return_dict", "output_hidden_states", "id2label",
                "label2id", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "architectures",
                "problem_type", "output_attentions", "chunk_size_feed_forward"}
@@ -166,10 +167,12 @@ def form_of(model: PreTrainedModel, bidirectional: bool = False) -> _Form:
     return known[1]
 
 
-def geometry_of(model: PreTrainedModel, block_tokens: int = 16, bidirectional: bool = False) -> kvd.Geometry:
+def geometry_of(model: PreTrainedModel, block_tokens: int = 16, bidirectional: bool = False,
+                dtype: str | None = None) -> kvd.Geometry:
+    """Return the geometry of the model's space. dtype: that of blocks, if it is not the model's."""
     form, config = form_of(model, bidirectional), model.config.get_text_config()
     return kvd.Geometry(layers=form.layers, kv_heads=form.heads, head_dim=form.dim, vocab=config.vocab_size,
-                        dtype=form.dtype, block_tokens=block_tokens, fingerprint=fingerprint(model),
+                        dtype=dtype or form.dtype, block_tokens=block_tokens, fingerprint=fingerprint(model),
                         rope="post" if _rope(config) or getattr(config, "rotary_dim", None) else "none")
 
 
@@ -224,15 +227,21 @@ def _keys_at(model: PreTrainedModel, layers: int, position: int) -> torch.Tensor
     return seen[0].states[0][:, :, 0].to(torch.float32)
 
 
-def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
-    """Open the space of this model. By default it is named after the model's weights, so that other weights have
+def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, *, dtype: str | None = None,
+               **options: Any) -> kvd.Space:
+    """Open the space of this model. By default it is named after the model's weights and dtype, so that other weights have
     another space.
 
-    With a name, raises kvd.Mismatch if the space has other weights. options are those of Daemon.space(). Runs the model
-    on one token, and reads all weights once, at some GB/s.
+    dtype: "int8" or "int4" for blocks of quantised keys and values; None: as the model computes them. With a name, raises
+    kvd.Mismatch if the space has other weights, or another dtype. options are those of Daemon.space(). Runs the model on
+    one token, and reads all weights once, at some GB/s.
     """
-    geometry = geometry_of(model)
-    return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
+    if dtype is not None and dtype not in QUANTISED:
+        raise ValueError(f"dtype must be int8 or int4, or None for the model's own, not {dtype!r}")
+    stored = QUANTISED[dtype] if dtype else None
+    geometry = geometry_of(model, dtype=stored)
+    own = f"transformers-{geometry.fingerprint[0]:016x}" + (f"-{stored}" if stored else "")
+    return daemon.space(name or own, geometry, **options)
 
 
 _told: set[tuple[str, str]] = set()     # space and method of warnings already given
@@ -242,7 +251,8 @@ def check_space(space: kvd.Space, model: PreTrainedModel, follows: tuple[str, ..
                 geometry: kvd.Geometry | None = None) -> None:
     """Refuse a space of another model. Warns of methods that are on, and that the caller does not follow. geometry: the
     model's, if it is not geometry_of()."""
-    if space.geometry != (geometry or geometry_of(model, space.geometry.block_tokens)):
+    stored = space.geometry.dtype if space.geometry.dtype in QUANTISED else None
+    if space.geometry != (geometry or geometry_of(model, space.geometry.block_tokens, dtype=stored)):
         raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
     if space.device != (1, 0):
         refuse("spaces on a GPU")

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KvdCache whose blocks are quantised, against transformers with a cache that rounds as they do.
+
+The reference is a DynamicCache whose keys and values went through the quantiser in numpy that the kernels' tests use.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, suppress
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+import kvd
+from common import MODEL, ROOT, daemon, document
+from kvd.engines.transformers import KvdCache, load_prefix, open_space, store
+
+sys.path.append(str(ROOT / "tests/kernels/methods"))
+
+from quantiser import expanded      # noqa: E402 (needs the path above)
+
+ours = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="kvd").eval()
+alone = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="sdpa").eval()
+DTYPES = {"int8": "q8", "int4": "q4"}
+TOLERANCE = 1e-3
+
+
+class Heard:
+    """Notes keys and values as the model computes them for a cache, layer by layer. [layers] of [passes]."""
+
+    def __init__(self, cache: KvdCache):
+        self.states = [[] for _ in cache.layers]
+        for of, layer in zip(self.states, cache.layers):
+            layer.update = self._noting(layer.update, of)
+
+    @staticmethod
+    def _noting(update, of):
+        def noted(keys, values, *arguments, **options):
+            of.append((keys.clone(), values.clone()))
+            return update(keys, values, *arguments, **options)
+        return noted
+
+    def rounded(self, layer: int, dtype: str, passes: int | None = None) -> list[torch.Tensor]:
+        """Keys and values [1, heads, tokens, dim] of the first passes, as blocks of that dtype have them."""
+        return [torch.cat([rounded(it, dtype) for it in of], 2) for of in zip(*self.states[layer][:passes])]
+
+
+def rounded(states: torch.Tensor, dtype: str) -> torch.Tensor:
+    rows = states.to(torch.float32).reshape(-1, states.shape[-1])
+    return torch.from_numpy(expanded(rows.numpy(), dtype)).view(states.shape).to(states.dtype)
+
+
+class Replayed(DynamicCache):
+    """Returns what another cache heard, rounded, instead of what it is given: a code that is rounded the other way, because
+    a number differs by its last bit, would change everything behind it."""
+
+    def __init__(self, heard: Heard, dtype: str):
+        super().__init__(config=alone.config)
+        self.heard, self.dtype, self.passes = heard, dtype, 0
+
+    def update(self, keys, values, layer, *arguments, **options):
+        super().update(keys, values, layer, *arguments, **options)
+        self.passes += layer == 0
+        return self.heard.rounded(layer, self.dtype, self.passes)
+
+
+@contextmanager
+def opened(server, dtype: str, **options):
+    with kvd.connect(server.socket) as connection, open_space(connection, ours, dtype=dtype, **options) as space:
+        yield space
+
+
+def logits_of(model, ids: list[int], cache) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids]), past_key_values=cache).logits[0]
+
+
+def generate(model, ids: list[int], cache, n: int = 20) -> list[int]:
+    out = model.generate(torch.tensor([ids]), past_key_values=cache, max_new_tokens=n, min_new_tokens=n, do_sample=False)
+    return out[0, len(ids):].tolist()
+
+
+def near(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert (a - b).abs().max() < TOLERANCE, (a - b).abs().max()
+
+
+def test_quantised_blocks_are_computed_as_a_rounded_cache(server, space):
+    ids = document(41, 203)
+    for dtype, stored in DTYPES.items():
+        with opened(server, dtype) as own, KvdCache(ours, own, ids) as cache:
+            assert own.geometry.dtype == stored
+            heard, replayed = Heard(cache), None
+            for some in (ids[:150], ids[150:200], *([it] for it in ids[200:])):
+                mine = logits_of(ours, some, cache)
+                replayed = replayed or Replayed(heard, stored)
+                near(mine, logits_of(alone, some, replayed))
+                last = mine
+        with opened(server, dtype) as own, KvdCache(ours, own, ids) as cache:
+            assert cache.found == 192, cache.found      # full blocks of the first one
+            near(logits_of(ours, ids[192:], cache)[-1:], last)
+
+
+def test_an_answer_does_not_depend_on_what_was_found(server, space):
+    """A prompt that is computed at once could be attended to before it is rounded."""
+    ids = document(46, 130)
+    with opened(server, "int4") as own:
+        with KvdCache(ours, own, ids) as cache:
+            cold = logits_of(ours, ids, cache)
+        with KvdCache(ours, own, ids) as cache:
+            assert cache.found == 128
+            near(logits_of(ours, ids[128:], cache), cold[128:])
+
+
+def test_other_dtypes_share_nothing(server, space):
+    ids = document(42, 100)
+    for dtype in ("int8", "int4"):
+        with opened(server, dtype) as own, KvdCache(ours, own, ids) as cache:
+            assert cache.found == 0
+            logits_of(ours, ids, cache)
+    with KvdCache(ours, space, ids) as cache:
+        assert cache.found == 0
+    with opened(server, "int8") as own:
+        for dtype in (None, "int4"):
+            try:
+                with opened(server, dtype, name=own.name):
+                    raise AssertionError("a space of another dtype was opened")
+            except kvd.Mismatch as error:
+                assert "dtype" in str(error), error
+
+
+def test_more_tokens_fit_in_a_pool(server, space):
+    plain = space.geometry.block_bytes
+    row = {"int8": 32 + 4, "int4": 16 + 4}      # of head_dim 32; plain numbers are f32 here
+    for dtype, of in row.items():
+        with opened(server, dtype) as own:
+            assert own.geometry.block_bytes * 128 == plain * of, (own.geometry.block_bytes, plain)
+
+
+def test_a_copy_is_what_the_blocks_stand_for(server, space):
+    ids = document(43, 97)
+    with opened(server, "int4") as own:
+        with KvdCache(ours, own, ids) as cache:
+            heard = Heard(cache)
+            logits_of(ours, ids, cache)
+        copy, n = load_prefix(own, alone, ids)
+        assert n == 96
+        for layer, it in enumerate(copy.layers):
+            for mine, its in zip((it.keys, it.values), heard.rounded(layer, "q4")):
+                assert mine.dtype == alone.dtype and torch.equal(mine, its[:, :, :96])
+        try:
+            store(own, copy, ids)
+        except (NotImplementedError, ValueError) as error:
+            assert "q4" in str(error), error
+        else:
+            raise AssertionError("quantised blocks were stored by copy")
+
+
+def test_a_full_pool_goes_on_with_what_was_rounded(server, space):
+    """Behind the pool, keys and values are as the model computes them."""
+    ids = document(44, 400)
+    with daemon("--pool", "4M") as small, opened(small, "int8") as own:
+        held = []
+        with suppress(kvd.Error):
+            while True:
+                held += own.alloc(16)
+        own.free(held[:8])
+        with KvdCache(ours, own, ids) as cache:
+            heard = Heard(cache)
+            logits_of(ours, ids[:80], cache)
+            assert not cache.private
+            kept = DynamicCache(config=alone.config)
+            for layer in range(len(cache.layers)):
+                kept.update(*heard.rounded(layer, "q8"), layer)
+            near(logits_of(ours, ids[80:], cache), logits_of(alone, ids[80:], kept))
+            assert cache.private
+        own.free(held[8:])
+        small.check()
+
+
+def test_methods_read_quantised_blocks(server, space):
+    """KeyDiff keeps its budget in blocks of int8, and what it keeps is chosen among the rounded keys."""
+    ids = document(45, 300)
+    with opened(server, "int8", name="reduced") as own:
+        own.set("keydiff", 1)
+        own.set("keydiff.budget", 128)
+        with KvdCache(ours, own, ids) as cache:
+            answer = generate(ours, ids, cache, 8)
+            assert len(answer) == 8 and not cache.private
+            assert len(cache.blocks) * own.geometry.block_tokens < 300, cache.blocks
+
+
+def test_names_of_dtypes(server, space):
+    with kvd.connect(server.socket) as connection:
+        for dtype in ("i8", "fp8", "int2"):
+            try:
+                open_space(connection, ours, dtype=dtype)
+            except ValueError as error:
+                assert "int8 or int4" in str(error), error
+            else:
+                raise AssertionError(dtype)
