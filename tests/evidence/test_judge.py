@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import numpy as np
+    import numpy    # noqa: F401 (certainty needs it)
 except ImportError:
     print("skipped: no numpy")
     sys.exit(77)
@@ -20,7 +20,6 @@ except ImportError:
 from certainty import Recall
 from findings import FAILS, HOLDS, NOT_SHOWN, NOT_TRIED
 from judge import again, plan, results, rows, ruler, texts
-from judge.bits import quantised
 from judge.rows import FULL, FULL_POOL, KVD, Row, name
 from judge.store import Store
 from page import page
@@ -192,19 +191,6 @@ def test_what_is_said_again_is_counted_by_kind() -> None:
     at = 32 + 80 * again.STEPS
     assert again.counted([at, at + 64, at + 80 * again.STEPS], told, 32, 16) == {
         again.NEW: [0, 20], again.AGAIN: [2, 20], again.OTHER: [1, 20]}
-
-
-def test_quantised_numbers() -> None:
-    """Each number is off by half a step at most, besides the rounding of the least number and the scale to 16 bits."""
-    states = np.random.default_rng(1).normal(0, 4, (1, 3, 50, 64)).astype(np.float32)
-    for bits in (8, 4):
-        again = quantised(states, bits)
-        step = (states.max(-1, keepdims=True) - states.min(-1, keepdims=True)) / (2 ** bits - 1)
-        assert (np.abs(again - states) <= step / 2 + np.abs(states).max() / 512).all()
-        assert np.abs(again - states).max() > 0.4 * step.max(), "nothing was rounded"
-        assert max(len(set(row.tolist())) for row in again[0, 0]) <= 2 ** bits
-    flat = np.full((1, 2, 64), 0.5, np.float32)
-    assert (quantised(flat, 4) == flat).all()
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts kept in transformers' own caches: whole, quantised, or as kvpress chooses. One exact pass over a context
+"""Contexts kept in transformers' own caches: whole, or as kvpress chooses. One exact pass over a context
 serves all of them, since they only differ in what they leave of its keys and values.
 """
 
@@ -16,18 +16,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .bits import quantised
-from .rows import ALONE, BITS, Row
+from .rows import ALONE, Row
 
 log = logging.getLogger("judge")
 
 ATTENTION = "judge"     # attn_implementation of models whose contexts are kept here
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]        # keys and values: [1, heads, tokens, width]
-
-
-def fewer_bits(states: torch.Tensor, bits: int) -> torch.Tensor:
-    return torch.from_numpy(quantised(states.numpy(), bits))
 
 
 def press_of(row: Row) -> Any:
@@ -102,9 +97,6 @@ class Context:
         """The context as a row keeps it."""
         if row.how == ALONE:
             yield Kept(self.model, self.layers, len(self.ids))
-        elif row.how == BITS:
-            layers = [(fewer_bits(k, row.bits), fewer_bits(v, row.bits)) for k, v in self.layers]
-            yield Kept(self.model, layers, len(self.ids))
         elif runs_itself(row):
             yield from self._run(row)
         else:

@@ -61,13 +61,22 @@ class Pool:
         self.daemon = self.stack.enter_context(Instance("--backend", "host", "--pool", f"{room}M", kvd=kvd_exe,
                                                         kvctl=kvctl))
         self.client = self.stack.enter_context(kvd.connect(self.daemon.socket))
-        self.space = self.stack.enter_context(open_space(self.client, model))
+        self.spaces: dict[int, kvd.Space] = {}
+        self.space = self._space(0)
         self.block = self.space.geometry.block_tokens
+
+    def _space(self, bits: int) -> kvd.Space:
+        """The space whose blocks have so many bits for a number; 0: those of the model."""
+        if bits not in self.spaces:
+            opened = open_space(self.client, self.model, dtype=f"int{bits}" if bits else None)
+            self.spaces[bits] = self.stack.enter_context(opened)
+        return self.spaces[bits]
 
     @contextmanager
     def kept(self, row: Row, context: list[int], more: int) -> Iterator[Pooled]:
         """The context as a row keeps it, in a space whose budget then has room for `more` tokens."""
         budget = round(row.share * len(context)) if row.share < 1 else 0
+        self.space = self._space(row.bits)
         self._set(row, budget, len(context), more)
         scored = {"budget": len(context) + more} if row.scorer else {}
         with KvdCache(self.model, self.space, context, **scored) as cache:
@@ -88,6 +97,7 @@ class Pool:
         end = self.tokenizer("\n\n", add_special_tokens=False).input_ids[-1]
         before, told, behind = again.steps(ids, end, self.block, number)
         result: dict[str, Any] = {}
+        self.space = self._space(0)
         for name, on in (("plain", 0), ("loss", 1)):
             self._set(Row(name, POOL), 0, 0, 0)
             self.space.set("memshare", on)

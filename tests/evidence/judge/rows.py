@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-ALONE, POOL, BITS, PRESS = "transformers", "pool", "bits", "kvpress"
+ALONE, POOL, PRESS = "transformers", "pool", "kvpress"
 
 
 @dataclass(frozen=True)
 class Row:
-    """`share` of the context's tokens is kept in every head, or in a mean over heads (KVzip); or all of them in `bits`
-    bits. `chunk`: it is reduced after each so many tokens; 0: once, after all. In the pool: `stays` of the blocks, of which
+    """`share` of the context's tokens is kept in every head, or in a mean over heads (KVzip); or all of them in blocks of
+    `bits` bits. `chunk`: it is reduced after each so many tokens; 0: once, after all. In the pool: `stays` of the blocks, of which
     those that leave have a copy elsewhere (KVReviver); `reads` of the tokens are read by each decoded one (HShare); `scorer`
     decides what is kept, instead of KeyDiff."""
 
@@ -37,8 +37,8 @@ class Row:
 
 
 def quantised_bytes(bits: int, width: int) -> float:
-    """Bytes of a head's key or value of `width` numbers, with a scale and a least number of 16 bits each."""
-    return width * bits / 8 + 4
+    """Bytes of a head's key or value of `width` numbers, with a scale and a least number of 16 bits for each 64."""
+    return width * bits / 8 + -(-width // 64) * 4
 
 
 FULL, FULL_POOL = "full cache, transformers", "kvd, full cache"
@@ -48,6 +48,7 @@ def name(what: str, share: float) -> str:
     return f"{what}, {share:.0%}"
 
 
+QUANTISED = "kvd, blocks of int{}"
 KVD, CHUNKED = "kvd, keydiff=on", "kvd, keydiff=on in chunks of 128"
 ZIPPED, REVIVED, SELECTED = "kvd, KVzip's scores", "kvd, kvreviver=on", "kvd, hshare=on, reading"
 TOGETHER = "kvd, keydiff=on, 90%, of which 55% stay (kvreviver=on), reading 25% (hshare=on)"
@@ -63,7 +64,7 @@ ROWS = [
     *(Row(name(SELECTED, reads), POOL, reads=reads) for reads in (0.25, 0.125)),
     Row(TOGETHER, POOL, 0.9, stays=0.55, reads=0.25),
     *(Row(name(CHUNKED, share), POOL, share, chunk=128, least=least) for share, least in PAPER),
-    *(Row(f"int{bits}, all tokens", BITS, bits=bits) for bits in (8, 4)),
+    *(Row(QUANTISED.format(bits), POOL, bits=bits) for bits in (8, 4)),
     *(Row(name(f"{press} (kvpress)", share), PRESS, share, press=press,
           quick=share == 0.25 or press not in ("KVzip", "KeyDiff in chunks of 128"))
       for share in (0.5, 0.25) for press in PRESSES),
