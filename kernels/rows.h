@@ -11,7 +11,7 @@
  *   row_widen_2   32 elements from number d on, a multiple of 32, in the order of lanes_place_2()
  *   row_widen_scaled  the same, with the scale of their group, so that it is found once for all of it
  *   row_part      the 16 elements from any number d on, as far as they are below end; the other lanes are 0
- *   row_number    one element
+ *   row_number    one element of f32 or a quantised type
  *   row_write_part  row_step() elements from number d on, a multiple of that, or fewer at the end
  */
 
@@ -38,24 +38,23 @@ KERNEL const void *row_scale(const void *row, uint32_t d, uint32_t dim, enum kvd
 
 /* ---- reading ---- */
 
-KERNEL lanes row_widen(const void *row, uint32_t d, uint32_t n, uint32_t dim,
-                       enum kvd_number type) {
-        const void *at = row_at(row, d, type);
-        struct lanes_scale s;
-
-        if (!kvd_is_quantised(type))
-                return lanes_widen_to(at, n, type);
-        s = lanes_scale_at(row_scale(row, d, dim, type), type);
-        if (n < KVD_LANES)
-                return lanes_first(lanes_decode(lanes_codes_n(at, n, type), s, type), n);
-        return lanes_decode(lanes_codes(at, type), s, type);
-}
-
 /* The scale of element d's group; nothing if numbers are plain. */
 KERNEL struct lanes_scale row_scale_of(const void *row, uint32_t d, uint32_t dim,
                                        enum kvd_number type) {
         return kvd_is_quantised(type) ? lanes_scale_at(row_scale(row, d, dim, type), type) :
                                         (struct lanes_scale){0};
+}
+
+KERNEL lanes row_widen(const void *row, uint32_t d, uint32_t n, uint32_t dim,
+                       enum kvd_number type) {
+        struct lanes_scale scale = row_scale_of(row, d, dim, type);
+        const void *at = row_at(row, d, type);
+
+        if (!kvd_is_quantised(type))
+                return lanes_widen_to(at, n, type);
+        if (n < KVD_LANES)
+                return lanes_first(lanes_decode(lanes_codes_n(at, n, type), scale, type), n);
+        return lanes_decode(lanes_codes(at, type), scale, type);
 }
 
 KERNEL void row_widen_scaled(struct lanes_scale scale, const void *row, uint32_t d,
@@ -76,17 +75,18 @@ KERNEL void row_widen_2(const void *row, uint32_t d, uint32_t dim, enum kvd_numb
         row_widen_scaled(row_scale_of(row, d, dim, type), row, d, type, a, b);
 }
 
+/* One number of 32 bits, or of a quantised row. */
 KERNEL float row_number(const void *row, uint32_t d, uint32_t dim, enum kvd_number type) {
-        const uint8_t *at = row_at(row, d & ~1u, type);
-        uint32_t code = type == KVD_NUMBER_Q4 ? *at >> 4 * (d % 2) & 15u : at[d % 2];
+        const uint8_t *codes = row;
         uint16_t half[2];
         float scale[2];
 
-        if (!kvd_is_quantised(type))
-                return lanes_sum(lanes_widen_n(row_at(row, d, type), 1, type));
+        if (type == KVD_NUMBER_F32)
+                return ((const float *)row)[d];
         memcpy(half, row_scale(row, d, dim, type), sizeof half);
         lanes_store_n(scale, lanes_widen_n(half, 2, KVD_NUMBER_F16), 2);
-        return fmaf((float)code, scale[0], scale[1]);
+        return fmaf((float)(type == KVD_NUMBER_Q8 ? codes[d] : codes[d / 2] >> 4 * (d % 2) & 15),
+                    scale[0], scale[1]);
 }
 
 KERNEL lanes row_part(const void *row, uint32_t d, uint32_t end, uint32_t dim,

@@ -146,6 +146,24 @@ def test_compaction_moves_rows_as_they_are(_space):
             sequence.close()
 
 
+def test_bounds_are_those_of_the_stored_keys(_space):
+    """A query of one dimension needs the block with the largest number there."""
+    x = tokens_of(4 * TOKENS)
+    for it in spaces():
+        with sequence_of(it, x, 4) as sequence:
+            reader = kvd.Reader(sequence, QUERIES, 1.0)
+            keys = expanded(x.reshape(-1, DIM), it.geometry.dtype).reshape(x.shape)[:, 0].reshape(LAYERS, 4, TOKENS, HEADS, DIM)
+            reader.begin(1, 1)
+            for d in range(DIM):
+                for sign in 1, -1:
+                    q = np.zeros((QUERIES, DIM), np.float32)
+                    q[:, d] = sign
+                    for layer in range(LAYERS):
+                        want = (sign * keys[layer, ..., d]).max(1).argmax(0)
+                        assert [list(got) for got in reader.select(layer, q.ctypes.data, 1, "bounds")] == want[:, None].tolist()
+            reader.close()
+
+
 SHARE = """
 import sys, kvd
 sys.path.insert(0, sys.argv[2])
