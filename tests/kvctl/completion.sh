@@ -65,7 +65,7 @@ for shell in bash zsh fish; do
         "$KVCTL" --help | sed -n 's/^  \([a-z][a-z ]*[a-z]\)  .*/\1/p' >"$dir/verbs"
         while read -r verb; do
                 # shellcheck disable=SC2046,SC2086 # words
-                offers $shell $("$KVCTL" $verb --help | grep -oE '^ +(-[a-zA-Z], )?--[a-z-]+' | grep -oE -- '--[a-z-]+') -- $verb --
+                offers $shell $("$KVCTL" $verb --help | grep -oE '^ {1,7}(-[a-zA-Z], )?--[a-z-]+' | grep -oE -- '--[a-z-]+') -- $verb --
         done <"$dir/verbs"
 done
 finish

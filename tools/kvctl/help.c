@@ -53,7 +53,7 @@ static void put_usage(FILE *to, const struct verb *verb) {
                 if ((verb->required | verb->optional) & FLAG_BIT(i))
                         put_flag_usage(whole, (enum flag)i, verb->required & FLAG_BIT(i));
         fclose(whole);
-        kvd_put_wrapped(to, line, KVD_HELP_WIDTH, INDENT);
+        kvd_put_wrapped(to, line, KVD_HELP_WIDTH - INDENT, INDENT);
 }
 
 void help_verb(FILE *to, const struct verb *verb) {
