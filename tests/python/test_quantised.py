@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import tempfile
 
-from common import HEADS, LAYERS, ROOT, TOKENS, chain, child, daemon, kvd, main, np, raises
+from common import HEADS, LAYERS, ROOT, TOKENS, chain, child, daemon, instance, kvd, main, np, options, raises, until
 
 if not np:
     print("skipped: numpy is not installed")
@@ -190,6 +191,34 @@ def test_processes_share_the_bytes(_space):
         for other in "q8", "f16":
             with raises(kvd.Error, "dtype"):
                 there.space("shared", geometry(other))
+
+
+def test_rows_come_back_from_the_file_of_a_killed_daemon(_space):
+    def is_on():
+        return server.stat("tiers")["tiers"][0]["state"] == "on"
+
+    x, n = tokens_of(4 * TOKENS), 4
+    with tempfile.TemporaryDirectory() as folder, instance.Instance(
+            *options(), "--set", f"daemon.file={folder}/cache", "--set", "daemon.file_size=16M") as server:
+        with kvd.connect(server.socket) as there, there.space("kept", geometry("q4")) as it, kvd.Pin(it) as pin:
+            blocks, table = new_table(it, n)
+            write(table, x, 0, n * TOKENS)
+            pin.seal(blocks, chain(8, n))
+            pin.release()
+            until(is_on)
+            server.kvctl("evict", "kept", "--all", "--to", "file")
+            assert it.lookup(chain(8, n)).tokens == 0
+        server.kill()
+        server.start()
+        until(is_on)
+        with kvd.connect(server.socket) as there, there.space("kept", geometry("q4")) as it:
+            want = rows_of(x, "q4").swapaxes(2, 3)
+            with it.find(chain(8, n)) as pin:       # fetches
+                assert pin.tokens == n * TOKENS
+                for i in range(n):
+                    rows = np.ascontiguousarray(want[:, :, :, i * TOKENS:(i + 1) * TOKENS])
+                    assert np.asarray(pin.view(i)).tobytes() == rows.tobytes()
+        server.check()
 
 
 if __name__ == "__main__":
