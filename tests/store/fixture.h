@@ -48,6 +48,7 @@ void worker_rest(void);      /* answers that a piece is done */
 void worker_answer(const void *result, size_t bytes); /* answers anything */
 /* takes and does jobs until there is none; returns how many */
 uint32_t work(void);
+uint64_t worker_checksum(const void *block);           /* of a copy */
 void worker_spoil(struct space *space, uint32_t slot); /* flips a bit of an exact copy */
 extern int worker_verdict; /* COMPARE: 0: by the bytes; otherwise no blocks are alike */
 

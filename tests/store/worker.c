@@ -73,7 +73,7 @@ void worker_rest(void) {
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static uint64_t checksum(const void *data) {
+uint64_t worker_checksum(const void *data) {
         const uint8_t *at = data;
         uint64_t h = UINT64_C(14695981039346656037);
 
@@ -203,7 +203,7 @@ static void do_spill(uint32_t n) {
                 struct kvd_job_item *item = &items()[i];
 
                 block_floats(taken.space, item->ref, block);
-                result[i] = (struct kvd_spilled){.checksum = checksum(block)};
+                result[i] = (struct kvd_spilled){.checksum = worker_checksum(block)};
                 if (item->place != UINT32_MAX)
                         spill_io(item->place, block, true);
                 if (item->ordinal != KVD_NO_ORDINAL)
@@ -229,7 +229,8 @@ static void do_revive(uint32_t n) {
                         sketch_query(&c, item, block);
                 else
                         spill_io(item->place, block, false);
-                result[i] = item->flags & KVD_ENTRY_APPROX || checksum(block) == item->checksum ?
+                result[i] = item->flags & KVD_ENTRY_APPROX ||
+                                            worker_checksum(block) == item->checksum ?
                                     0 :
                                     EBADMSG;
                 write_dest(item->ref, block);
@@ -255,7 +256,7 @@ static void do_sketch(uint32_t n, bool anew) {
                 else
                         sketch_query(&c, item, block); /* the sketch's estimate */
                 ck_assert_int_eq(item->place == UINT32_MAX, !!(item->flags & KVD_ENTRY_APPROX));
-                result[i] = item->place == UINT32_MAX || checksum(block) == item->checksum ?
+                result[i] = item->place == UINT32_MAX || worker_checksum(block) == item->checksum ?
                                     0 :
                                     EBADMSG;
                 if (!result[i])
