@@ -64,6 +64,7 @@ static uint32_t take_entries(struct kvd_reader *r) {
                 if (i >= before || row != r->rows[i] || fill != r->fill[i])
                         first = MIN(first, i);
                 refilled |= i < before && fill != r->fill[i];
+                r->packed |= (e->flags & KVD_ENTRY_COMPACT) != 0;
                 r->rows[i] = row;
                 r->fill[i] = fill;
         }
@@ -78,6 +79,7 @@ void reader_refresh(struct kvd_reader *r) {
 
         r->late &= changed >= r->n_entries;
         rotate(r);
+        selection_refresh(r);
         labels_refresh(r, changed);
 }
 

@@ -34,10 +34,11 @@ struct kvd_reader {
         uint32_t n_used;
         bool gaps;           /* some entry is not full */
         uint32_t renumbered; /* number of times that slots went out of use */
-        int32_t *deltas;     /* [max_blocks] */
-        uint32_t *rotation;  /* [max_blocks] */
-        float *rotations;    /* [max_blocks][head_dim] */
-        bool rotated;        /* some delta is not 0 */
+        bool packed;     /* heads keep tokens of their own, so that a slot is another one in each */
+        int32_t *deltas; /* [max_blocks] */
+        uint32_t *rotation; /* [max_blocks] */
+        float *rotations;   /* [max_blocks][head_dim] */
+        bool rotated;       /* some delta is not 0 */
 
         uint32_t behind, n; /* tokens behind the entries with those of the pass, and of the pass */
         uint32_t tokens;    /* of all passes before */
@@ -141,6 +142,8 @@ void reader_look_at(struct kvd_reader *, uint32_t layer, uint32_t head, const fl
                     uint32_t n);
 
 int selection_new(struct kvd_reader *, bool hshare);
+/* After the entries have changed: heads whose slots are other tokens share no selection. */
+void selection_refresh(struct kvd_reader *);
 void selection_free(struct kvd_reader *);
 int selection_begin(struct kvd_reader *); /* the prompt is in the table; decoding begins */
 void selection_take(struct kvd_reader *); /* takes a configuration that was asked for */

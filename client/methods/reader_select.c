@@ -113,6 +113,11 @@ static void share_nothing(const struct kvd_reader *r, struct selection *s) {
         }
 }
 
+void selection_refresh(struct kvd_reader *r) {
+        if (r->selection && r->packed)
+                share_nothing(r, r->selection);
+}
+
 static void read_settings(const struct kvd_reader *r, struct selection *s) {
         double layers = r->geometry->layers;
 
@@ -394,9 +399,9 @@ void selection_take(struct kvd_reader *r) {
         if (!answer)
                 return;
         e = kvd_sequence_sharing(r->sequence, answer, answer + r->geometry->layers);
-        for (uint32_t l = 0; e > 0 && l < r->geometry->layers; l++)
+        for (uint32_t l = 0; e > 0 && !r->packed && l < r->geometry->layers; l++)
                 s->layers[l] = answer[l];
-        for (size_t i = 0; e > 0 && i < heads; i++)
+        for (size_t i = 0; e > 0 && !r->packed && i < heads; i++)
                 s->heads[i] = answer[r->geometry->layers + i];
         if (e != 0)
                 free_asked(r);
@@ -432,7 +437,8 @@ static int ask_sharing(struct kvd_reader *r, const struct sets *sets) {
 static bool shares(const struct kvd_reader *r) {
         uint32_t from;
 
-        return r->selection->hshare && middle_of(r, r->n_used + r->behind, &from) > 0 &&
+        return r->selection->hshare && !r->packed &&
+               middle_of(r, r->n_used + r->behind, &from) > 0 &&
                (reader_setting(r, "hshare.layer_ratio") < 1 ||
                 reader_setting(r, "hshare.head_ratio") < 1);
 }

@@ -109,7 +109,7 @@ static void drop(struct space *space, uint32_t record) {
                 catalog_drop(&space_store(space)->file->catalog, record);
 }
 
-/* Adds a cold copy. 1: added; 0: no copy of the space can be written; -EAGAIN: out of looks. */
+/* Adds a cold copy. 1: added; 0: no copy is cold; -ENOSPC: no room for one; -EAGAIN: out of looks. */
 static int write_one(struct file *file, struct space *space, uint32_t *looks) {
         struct copy_owner owner;
         int r = copies_cold(space, looks, &owner);
@@ -119,10 +119,10 @@ static int write_one(struct file *file, struct space *space, uint32_t *looks) {
                 return r;
         record = take_slot(file, space);
         if (record == CATALOG_NOWHERE)
-                return 0;
+                return -ENOSPC;
         if (place_goes(space, owner.place, record, drop) < 0) {
                 catalog_drop(&file->catalog, record);
-                return 0;
+                return -ENOSPC;
         }
         place_moved(space, owner.place)->sequence = owner.sequence;
         place_moved(space, owner.place)->entry = owner.entry;
@@ -132,7 +132,7 @@ static int write_one(struct file *file, struct space *space, uint32_t *looks) {
 }
 
 /* True: there is a request. */
-static bool write_some(struct file *file, struct space *space, uint32_t *looks) {
+static bool write_some(struct file *file, struct space *space, uint32_t *looks, bool *later) {
         const struct store_disk_question *q = begin(file, STORE_DISK_WRITE, space);
         int r = 1;
 
@@ -140,10 +140,12 @@ static bool write_some(struct file *file, struct space *space, uint32_t *looks) 
                 r = write_one(file, space, looks);
         if (r == -EAGAIN)
                 file_want(file, true);
+        *later |= r == -ENOSPC;
         end(file);
         return q->n > 0;
 }
 
+/* If no copy is cold, copy_made says when one is. */
 static void write_next(struct file *file, bool *later) {
         uint32_t n = MIN(store_spaces(file->store), SPACES), looks = LOOKS;
 
@@ -153,8 +155,7 @@ static void write_next(struct file *file, bool *later) {
                 if (file_for(space) != file || !is_short(file, space) ||
                     places_used(space) == places_of(space)->n_below)
                         continue;
-                *later = true;
-                if (write_some(file, space, &looks))
+                if (write_some(file, space, &looks, later))
                         return;
         }
 }

@@ -19,7 +19,8 @@
 
 #define EXTENT_BYTES (UINT64_C(256) << 20)
 #define LEAST_EXTENTS 16u
-#define LOOKS 64u /* copies to look at for one that can be evicted */
+#define LOOKS 64u   /* copies to look at for one that can be evicted */
+#define TURNS 4096u /* copies that become the warmest meanwhile */
 
 struct host_record {
         uint64_t checksum;
@@ -98,11 +99,14 @@ static void gone(void *data, uint32_t record) {
                 release(h, record);
 }
 
-/* Is the copy not being moved and, if there is no disk, its record without children? */
-static bool may_go(const struct host *h, uint32_t record) {
-        const struct catalog_entry *e = &h->file->catalog.entries[record];
+/* Without a disk, a copy is all that there is of its record. */
+static bool leads_others(const struct host *h, uint32_t record) {
+        return !h->has_disk && h->file->catalog.entries[record].children;
+}
 
-        return !e->busy && (h->has_disk || !e->children);
+/* Is the copy not being moved? */
+static bool may_go(const struct host *h, uint32_t record) {
+        return !h->file->catalog.entries[record].busy;
 }
 
 static void drop(struct host *h, uint32_t record) {
@@ -126,15 +130,26 @@ static bool helps(const struct host *h, uint32_t record, const struct space *spa
                (other && space_domain(other) == space_domain(space) && places_free(space));
 }
 
-/* Evicts the coldest copy, or the coldest that helps that space. False: none was found. */
+/*
+ * Evicts the coldest copy, or the coldest that helps that space. False: none was found. A chain is
+ * written from its beginning, so its first copies are the coldest, and cannot go before the last
+ * ones: they become the warmest.
+ */
 static bool drop_coldest(struct host *h, const struct space *space) {
-        uint32_t at = h->records ? h->coldest : 0;
+        uint32_t at = h->records ? h->coldest : 0, looks = 0, turns = 0, next;
 
-        for (uint32_t i = 0; at && i < LOOKS; i++, at = h->records[at - 1].warmer)
-                if ((!space || helps(h, at - 1, space)) && may_go(h, at - 1)) {
+        for (; at && looks < LOOKS && turns < TURNS; at = next) {
+                next = h->records[at - 1].warmer;
+                if (leads_others(h, at - 1)) {
+                        touch(h, at - 1);
+                        turns++;
+                } else if ((!space || helps(h, at - 1, space)) && may_go(h, at - 1)) {
                         drop(h, at - 1);
                         return true;
+                } else {
+                        looks++;
                 }
+        }
         return false;
 }
 

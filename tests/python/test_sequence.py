@@ -487,6 +487,44 @@ def test_a_reader_selects_what_a_query_needs(_space):
         it.close()
 
 
+class Packed(Reading):
+    """Each layer and head keeps what is planted, and other tokens of its own, so that a slot is another token in each."""
+
+    def keep_half(self) -> None:
+        n = 6 * TOKENS
+        scores = self.random.random((LAYERS, HEADS, n), dtype="f4")
+        scores[:, :, list(self.planted)] = 2
+        assert self.sequence.compact(0, 6, n // 2, scores) > 0 and self.sequence.wait(600) > 0
+
+    def needed(self, layer: int, head: int) -> set[int]:
+        return {i * TOKENS + slot for i, it in enumerate(self.sequence.entries()) if it.data
+                for slot, key in enumerate(self.entry(it)[layer, 0, head]) if np.allclose(key, self.far[layer, head])}
+
+
+def test_heads_that_keep_other_tokens_do_not_share_selections(_space):
+    """The slots that another head selects are other tokens there. Compacted before decoding begins, or behind that."""
+    settings = {"hshare.sinks": 1, "hshare.recent": 8, "hshare.top": len(PLANTED), "hshare.dense_layers": 0,
+                "hshare.layer_ratio": 0.01, "hshare.head_ratio": 0.01, "pressure": 0}
+    for late in False, True:
+        with reading(hshare=1, **settings) as space:
+            it = Packed(space, [TOKENS] * 8)
+            if late:
+                it.prompt()
+                it.ask(it.needing())
+                it.keep_half()
+            else:
+                it.keep_half()
+                it.prompt()
+            q, newest = it.needing(), {*range(8 * TOKENS - 7, 8 * TOKENS)}
+            got = it.ask(q)
+            for layer in range(LAYERS):
+                chosen = [{0} | newest | it.needed(layer, head) for head in range(HEADS)]
+                assert all(len(slots) == 8 + len(PLANTED) for slots in chosen)
+                right, _ = it.expected(q[layer][None], layer, 0, chosen)
+                assert np.allclose(got[layer], right[0], atol=1e-5), (late, layer)
+            it.close()
+
+
 class Selecting(Reading):
     """What select() must return, computed from the labels as they are documented, and from the keys."""
 

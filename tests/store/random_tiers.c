@@ -127,7 +127,7 @@ static void make_secret(struct file_super *super) {
 
 /* Often less than the pool, but never more than the memory for copies. */
 static void open_file(void) {
-        uint64_t host = tiers.kind == TIERS_HOST     ? 20 + random_below(tiers.chance, 200) :
+        uint64_t host = tiers.kind == TIERS_HOST     ? 20 + random_below(tiers.chance, 400) :
                         tiers.kind == TIERS_FILE_GPU ? random_below(tiers.chance, 100) :
                                                        0;
         uint32_t extents = 2 + random_below(tiers.chance, EXTENTS - 1);
@@ -426,10 +426,6 @@ void tiers_pass_time(uint64_t ns) {
         tiers.now_ns += ns;
 }
 
-/*
- * A file below a GPU says "later" as long as memory for copies is short, since copies of sequences
- * could be written. Here are none, so that it would say so for ever.
- */
 bool tiers_ask(bool *later) {
         *later = false;
         if (tiers.kind == TIERS_HOST) {
@@ -440,7 +436,6 @@ bool tiers_ask(bool *later) {
                 look();
         if (tiers_are_files() && !tiers.disk)
                 tiers.disk = store_disk_next(store, later);
-        *later = *later && tiers.kind != TIERS_FILE_GPU;
         if (!tiers_are_files() && !tiers.servers)
                 tiers.servers = store_remote_next(store, later);
         return tiers.disk || tiers.servers;
