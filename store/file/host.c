@@ -19,8 +19,9 @@
 
 #define EXTENT_BYTES (UINT64_C(256) << 20)
 #define LEAST_EXTENTS 16u
-#define LOOKS 64u   /* copies to look at for one that can be evicted */
-#define TURNS 4096u /* copies that become the warmest meanwhile */
+static_assert(CATALOG_NOWHERE == UINT32_MAX, "its successor is 0");
+
+#define LOOKS 64u /* copies to look at for one that can be evicted */
 
 struct host_record {
         uint64_t checksum;
@@ -99,14 +100,9 @@ static void gone(void *data, uint32_t record) {
                 release(h, record);
 }
 
-/* Without a disk, a copy is all that there is of its record. */
-static bool leads_others(const struct host *h, uint32_t record) {
-        return !h->has_disk && h->file->catalog.entries[record].children;
-}
-
-/* Is the copy not being moved? */
+/* Is there a copy that is not being moved? */
 static bool may_go(const struct host *h, uint32_t record) {
-        return !h->file->catalog.entries[record].busy;
+        return h->records[record].place && !h->file->catalog.entries[record].busy;
 }
 
 static void drop(struct host *h, uint32_t record) {
@@ -131,25 +127,27 @@ static bool helps(const struct host *h, uint32_t record, const struct space *spa
 }
 
 /*
- * Evicts the coldest copy, or the coldest that helps that space. False: none was found. A chain is
- * written from its beginning, so its first copies are the coldest, and cannot go before the last
- * ones: they become the warmest.
+ * The number plus 1 of the coldest copy's record, or of the next one after that; 0: none. Without a
+ * disk, a copy is all that there is of its record, and goes after those of the record's children:
+ * the catalog has the records without children in order of use.
  */
-static bool drop_coldest(struct host *h, const struct space *space) {
-        uint32_t at = h->records ? h->coldest : 0, looks = 0, turns = 0, next;
+static uint32_t next_warmer(const struct host *h, uint32_t at) {
+        const struct catalog *c = &h->file->catalog;
 
-        for (; at && looks < LOOKS && turns < TURNS; at = next) {
-                next = h->records[at - 1].warmer;
-                if (leads_others(h, at - 1)) {
-                        touch(h, at - 1);
-                        turns++;
-                } else if ((!space || helps(h, at - 1, space)) && may_go(h, at - 1)) {
+        if (h->has_disk)
+                return at ? h->records[at - 1].warmer : h->coldest;
+        return (at ? c->entries[at - 1].newer : c->coldest) + 1;
+}
+
+/* Evicts the coldest copy, or the coldest that helps that space. False: none was found. */
+static bool drop_coldest(struct host *h, const struct space *space) {
+        uint32_t at = h->records ? next_warmer(h, 0) : 0;
+
+        for (uint32_t i = 0; at && i < LOOKS; i++, at = next_warmer(h, at))
+                if (may_go(h, at - 1) && (!space || helps(h, at - 1, space))) {
                         drop(h, at - 1);
                         return true;
-                } else {
-                        looks++;
                 }
-        }
         return false;
 }
 
