@@ -118,6 +118,7 @@ int kvd_sequence_attention(const struct kvd_seen *seen, uint32_t layer,
  *  - hshare: a decoded token sees the first tokens, the newest ones, and some that its query
  *    selects. Similar layers, heads and queries share a selection (HShare, ICLR 2025, sections 4.2
  *    and 4.3); a worker decides which are similar from what the prompt's last queries select.
+ *    Once an entry is compacted, only queries do: a slot is another token in each layer and head.
  *  - kvreviver: a share of the blocks stays in the pool: the first, the newest, and those that
  *    queries need most. The others leave when decoding begins, with an exact copy (or are only in
  *    a sketch, if kvreviver.spill is off). A query waits for a missing block that it needs.
