@@ -181,7 +181,7 @@ class Ops:
     def __init__(self, address: int):
         self.address = address
         tables = (c_void_p * (_ROWS + 2)).from_address(address)[2:]
-        self.write_row, self.read_row = (ctypes.CFUNCTYPE(None, _P, _P, _U, c_int)(it) for it in tables[_ROWS - 2:])
+        self.write_row, self.read_row = (ctypes.CFUNCTYPE(None, _P, _P, _U, c_int)(it or 0) for it in tables[_ROWS - 2:])
         for (name, members), at in zip(_TABLES.items(), tables):
             pointers = (c_void_p * len(members)).from_address(at or 0)
             setattr(self, name, {member: ctypes.CFUNCTYPE(result, *arguments)(pointer)
@@ -242,6 +242,9 @@ class Quantised:
 class Tensor:
     """Pointer, shape, strides (in elements, of size bytes each), dtype name and device of a tensor. Keeps its memory
     alive. The elements of quantised rows are bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
     def __init__(self, name: str, x: Any):
         self.name, self.source = name, x
