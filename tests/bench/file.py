@@ -36,7 +36,7 @@ BLOCK_TOKENS = 16
 CHAIN = 64          # blocks
 MODEL = ROOT / "tools/kvlm/model"
 MIB = 1 << 20
-LENGTHS = 2000, 16000
+LENGTHS = {2000: 1, 16000: 1, 64000: 0.4}        # of prompts, and the share of the rounds: computing takes long
 KVLM_BLOCK = 65536      # bytes of its model's blocks of 16 tokens
 LAYER = 65536           # bytes of a block's layer with 8 heads of 128 numbers of two bytes
 IN_MEMORY = 8           # with a file, memory has room for a share of 1/IN_MEMORY of the copies
@@ -282,7 +282,7 @@ class Engine:
     def __init__(self, args: argparse.Namespace, folder: str, *settings: str) -> None:
         import instance
         self.folder, self.build, self.model = folder, args.build, f"{folder}/model"
-        self.instance = instance.Instance("--pool", "256M", "--backend", "host", *settings, kvd=args.build / "daemon/kvd",
+        self.instance = instance.Instance("--pool", "768M", "--backend", "host", *settings, kvd=args.build / "daemon/kvd",
                                           kvctl=args.build / "tools/kvctl/kvctl")
         until(lambda: self.tier()["state"] == "on")
 
@@ -319,10 +319,10 @@ def first_tokens(args: argparse.Namespace, folder: str, port: int) -> dict[tuple
     seen: dict[tuple[int, str], list[float]] = {}
     chance = random.Random(1)
     long_model(folder)
-    file = Engine(args, folder, "--set", f"daemon.file={folder}/first", "--set", "daemon.file_size=512M")
+    file = Engine(args, folder, "--set", f"daemon.file={folder}/first", "--set", "daemon.file_size=1G")
     remote = Engine(args, folder, "--set", f"daemon.remote=redis://127.0.0.1:{port}", "--set", "daemon.remote_depth=0")
     with file.instance, remote.instance:
-        for n in [length for length in LENGTHS for _ in range(args.rounds)]:
+        for n in [length for length, share in LENGTHS.items() for _ in range(max(round(share * args.rounds), 1))]:
             tokens = [chance.randrange(10, 750) for _ in range(n)]
             whole = (n - 1) // BLOCK_TOKENS * BLOCK_TOKENS
             seen.setdefault((n, "computed"), []).append(file.first_token(tokens, 0))
