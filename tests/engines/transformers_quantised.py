@@ -10,10 +10,11 @@ import sys
 from contextlib import contextmanager, suppress
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import kvd
 from common import MODEL, ROOT, daemon, document
+from kvd.engines._transformers_model import geometry_of
 from kvd.engines.transformers import KvdCache, load_prefix, open_space, store
 
 sys.path.append(str(ROOT / "tests/kernels/methods"))
@@ -188,6 +189,48 @@ def test_methods_read_quantised_blocks(server, space):
             answer = generate(ours, ids, cache, 8)
             assert len(answer) == 8 and not cache.private
             assert len(cache.blocks) * own.geometry.block_tokens < 300, cache.blocks
+
+
+def small(**shape):
+    torch.manual_seed(1)
+    plain = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 100}
+    return LlamaForCausalLM(LlamaConfig(**(plain | shape), attn_implementation="kvd")).eval()
+
+
+def test_a_scorer_sees_numbers_of_the_model(server, space):
+    """Keys of quantised blocks were float32 beside queries of bfloat16."""
+    model, ids, seen = small().to(torch.bfloat16), document(47, 100, 360), set()
+    ids = [it % 100 for it in ids]
+
+    def scorer(layer, queries, keys, values, scale):
+        seen.update((queries.dtype, keys.dtype, values.dtype))
+        return keys.float().norm(dim=-1)
+
+    with kvd.connect(server.socket) as connection, open_space(connection, model, dtype="int4") as own:
+        with KvdCache(model, own, ids, scorer=scorer, budget=64) as cache:
+            for some in (ids[:50], ids[50:90], ids[90:]):
+                logits_of(model, some, cache)
+    assert seen == {torch.bfloat16}
+
+
+def test_blocks_may_end_with_padding(server, space):
+    """Rows of scales make blocks that are no multiple of 64 bytes."""
+    ids = [it % 100 for it in document(48, 40, 360)]
+    for shape, tokens in (({"num_key_value_heads": 1}, 1), ({"num_key_value_heads": 1, "num_hidden_layers": 1, "head_dim": 66}, 16)):
+        model = small(**shape)
+        for dtype in ("f32", "q8", "q4"):
+            with (kvd.connect(server.socket) as connection,
+                  connection.space(f"padded-{tokens}-{dtype}", geometry_of(model, tokens, dtype=dtype)) as own):
+                with KvdCache(model, own, ids) as cache:
+                    heard = Heard(cache)
+                    logits_of(model, ids, cache)
+                copy, n = load_prefix(own, model, ids)
+                assert n == 39 // tokens * tokens
+                for mine, its in zip((copy.layers[0].keys, copy.layers[0].values), zip(*heard.states[0])):
+                    (its,) = its
+                    its = its if dtype == "f32" else rounded(its, dtype)
+                    assert torch.equal(mine, its[:, :, :n]), (shape, dtype)
 
 
 def test_names_of_dtypes(server, space):

@@ -11,7 +11,7 @@ import ctypes
 import sys
 import tempfile
 
-from common import HEADS, LAYERS, ROOT, TOKENS, chain, child, daemon, instance, kvd, main, np, options, raises, until
+from common import HEADS, LAYERS, ROOT, TOKENS, chain, child, daemon, instance, kvd, main, np, options, raises, torch, until
 
 if not np:
     print("skipped: numpy is not installed")
@@ -191,6 +191,14 @@ def test_processes_share_the_bytes(_space):
         for other in "q8", "f16":
             with raises(kvd.Error, "dtype"):
                 there.space("shared", geometry(other))
+
+
+def test_results_are_tensors_of_the_caller(_space):
+    if not torch:
+        return
+    rows = ops.quantise(torch.randn(9, DIM), "q4")
+    (anchor, *_), plain = ops.keydiff_anchor(ops.Quantised(rows.rows[None], "q4", DIM)), ops.expand(rows)
+    assert isinstance(plain, torch.Tensor) and isinstance(anchor, torch.Tensor)
 
 
 def test_rows_come_back_from_the_file_of_a_killed_daemon(_space):

@@ -371,7 +371,7 @@ def on_gpu(x: Any) -> bool:
 
 def given(array: Any, like: Any) -> Any:
     """Return a result as the caller's kind of tensor: PyTorch's, or else numpy's."""
-    if _is_torch(like):
+    if _is_torch(like.rows if isinstance(like, Quantised) else like):
         return importlib.import_module("torch").from_numpy(array)
     return array
 

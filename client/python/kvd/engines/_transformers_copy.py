@@ -30,20 +30,30 @@ def _tokens_of(input_ids: Any) -> list[int]:
 
 def gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> torch.Tensor:
     """Copy blocks to a tensor [layers, 2 (K, V), 1, heads, length, dim]. Quantised numbers become float32."""
-    g, size = geometry, geometry.block_bytes
-    row = size // (g.layers * 2 * g.kv_heads * g.block_tokens)
+    g, size, row = geometry, geometry.block_bytes, _row_bytes(geometry.dtype, geometry.head_dim)
+    used = g.layers * 2 * g.kv_heads * g.block_tokens * row     # the rest of a block is padding
     out = torch.empty(g.layers, 2, 1, g.kv_heads, len(ids), g.block_tokens, row, dtype=torch.uint8)
     for first, block, n in _runs(ids):
         run = torch.frombuffer((ctypes.c_uint8 * (n * size)).from_address(base + block * size), dtype=torch.uint8)
-        run = run.view(n, g.layers, 2, 1, g.kv_heads, g.block_tokens, row)
+        run = run.view(n, size)[:, :used].unflatten(1, (g.layers, 2, 1, g.kv_heads, g.block_tokens, row))
         out[..., first:first + n, :, :] = run.permute(1, 2, 3, 4, 0, 5, 6)
     rows = out.flatten(4, 5)[..., :length, :]
     return rows.view(DTYPES[g.dtype]) if g.dtype in DTYPES else _expanded(rows, g.dtype, g.head_dim)
 
 
+def _row_bytes(dtype: str, dim: int) -> int:
+    if dtype in DTYPES:
+        return dim * DTYPES[dtype].itemsize
+    return _code_bytes(dtype, dim) + -(-dim // _GROUP) * 4
+
+
+def _code_bytes(dtype: str, dim: int) -> int:
+    return dim if dtype == "q8" else dim // 2
+
+
 def _expanded(rows: torch.Tensor, dtype: str, dim: int) -> torch.Tensor:
     """The numbers that quantised rows stand for (ipc/base/format.h): codes, then scale and least number of each 64."""
-    codes, ends = rows.split([dim if dtype == "q8" else dim // 2, -(-dim // _GROUP) * 4], -1)
+    codes, ends = rows.tensor_split([_code_bytes(dtype, dim)], -1)
     if dtype == "q4":
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
     of = ends.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).to(torch.float32)

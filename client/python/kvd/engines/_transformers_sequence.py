@@ -285,7 +285,7 @@ class Followed(Sequence):
         if layer == 0:
             self.scores.clear()
             self.scored = self._layout()
-            self.before = self.copy(self.length) if self.length else None
+            self.before = self.copy(self.length).to(new[0].dtype) if self.length else None
         before = None if self.before is None else self.before[layer, :, 0]
         keys, values = (states if before is None else torch.cat([before[i], states], 1) for i, states in enumerate(new))
         assert self.keeping.scorer
