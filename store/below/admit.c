@@ -59,12 +59,12 @@ static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
         return (*mark & ~EVICTED) != last;
 }
 
-bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads) {
+bool admit_block(struct space *space, uint32_t id, uint32_t depth, bool evicts, uint32_t *reads) {
         const struct kvd_desc *desc = block_desc(space, id);
         const struct block_record *record = block_record(space, id);
         uint64_t end = (uint64_t)desc->depth * space_full_tokens(space, desc->group) +
                        desc->n_tokens;
 
-        return record->place || (end >= depth && !(record->mark & EVICTED)) ||
+        return record->place || (end >= depth && !(evicts && record->mark & EVICTED)) ||
                used_again(space, id, reads);
 }

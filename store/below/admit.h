@@ -20,8 +20,9 @@ uint32_t admit_evicted(const struct space *space, uint32_t id);
 void admit_give_up(struct space *space, uint32_t id);
 /*
  * depth: a block that ends at or beyond this many tokens is admitted at its first use. A block that
- * has a record was admitted before; one whose record was evicted is admitted at its next use. Subtracts the number of pin pages that it reads from *reads.
+ * has a record was admitted before. evicts: one whose record was evicted is admitted at its next
+ * use. Subtracts the number of pin pages that it reads from *reads.
  */
-bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads);
+bool admit_block(struct space *space, uint32_t id, uint32_t depth, bool evicts, uint32_t *reads);
 
 #endif

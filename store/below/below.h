@@ -41,6 +41,7 @@ struct below_found {
 };
 
 struct below_ops {
+        bool evicts; /* it has room for some blocks only, and drops others for them */
         struct below_space *(*state)(const struct space *space);
         bool (*serves)(const struct below *b, const struct space *space); /* now? */
         /* Can a request of the space's blocks be made now? */
@@ -72,10 +73,7 @@ struct below_ops {
         bool (*has)(const struct below *b, const struct space *space, uint32_t id);
         /* 0; -EAGAIN: not with this request, but with the next one; else it is passed over. */
         int (*add_write)(struct below *b, struct space *space, uint32_t id);
-        /*
-         * The same for all blocks of the bidirectional prefix that ends with the block. *looks grows
-         * by the number of those to write.
-         */
+        /* The same for all blocks of the bidirectional prefix that ends with the block. Sets b->path. */
         int (*add_prefix)(struct below *b, struct space *space, uint32_t last, uint32_t *looks);
         bool (*end_write)(struct below *b); /* true: there is a request */
         /* NULL: nothing to do. all: the round wrote all blocks */
@@ -103,14 +101,16 @@ struct below { /* first member of a tier's state */
         uint32_t n_blocks;
         uint32_t reads_in_a_row; /* requests for fetches since writes last had a turn */
         uint32_t turn;           /* number of the space to sweep next */
+        uint32_t path;           /* blocks to write of the path that the sweep is at */
 };
 
-struct below_space {      /* first member of a tier's state of a space */
-        bool unswept;     /* something has changed since the last full round */
-        bool all;         /* in this round blocks are written even if they are not admitted */
-        uint32_t hand;    /* block to look at next */
-        uint32_t looked;  /* blocks looked at in this round */
-        uint32_t path;    /* blocks of the hand's path at the last request; 0: it begins */
+struct below_space {     /* first member of a tier's state of a space */
+        bool unswept;    /* something has changed since the last full round */
+        bool all;        /* in this round blocks are written even if they are not admitted */
+        uint32_t hand;   /* block to look at next */
+        uint32_t looked; /* blocks looked at in this round */
+        uint32_t path;   /* blocks of the hand's path before the last request; 0: it begins */
+        uint32_t left; /* all: blocks that could not be written, for want of room or by an error */
         uint64_t changes; /* carry_changes when unswept was last set */
 };
 

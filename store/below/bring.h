@@ -34,10 +34,6 @@ struct fetch {
                 []; /* of the block before the first one (until found: before tokens), then of each */
 };
 
-/*
- * Is the block behind which tokens are fetched one of the chain? 0, or -ESTALE, -EINVAL.
- */
-int bring_check(const struct space *space, const struct fetch_request *q);
 /* Number of the chain's blocks before the request's tokens, and of its tokens up to their end. */
 uint32_t bring_before(const struct space *space, const struct fetch_request *q);
 uint64_t bring_end_of(const struct space *space, const struct fetch_request *q);

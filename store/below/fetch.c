@@ -25,7 +25,8 @@ static struct chain_at root_of(const struct space *space, const struct fetch_req
         return chain_begin(space, q->group, q->salt, q->tokens, q->n_tokens);
 }
 
-int bring_check(const struct space *space, const struct fetch_request *q) {
+/* Is the block behind which tokens are fetched one of the chain? */
+static int check_behind(const struct space *space, const struct fetch_request *q) {
         const struct kvd_desc *desc;
 
         if (q->behind == KVD_ROOT)
@@ -208,7 +209,7 @@ static int check(const struct space *space, const struct fetch_request *q) {
                 return store_refuse(space_store(space), -EINVAL, "there is no such layer group");
         if (q->salt && space_finds_whole(space))
                 return store_refuse(space_store(space), -EINVAL, "salts are for causal spaces");
-        return bring_check(space, q);
+        return check_behind(space, q);
 }
 
 static int64_t fetch(struct attachment *a, const struct fetch_request *q, int *fd) {

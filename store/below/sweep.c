@@ -37,8 +37,9 @@ int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *
                 if (n == PATH || !admit_can_be_written(space, id))
                         return -EPERM;
                 path[n++] = id;
+                ++*looks;
         }
-        *looks += n;
+        b->path = n;
         while (n && r == 0) {
                 r = b->ops->is_full(b) ? -EAGAIN : b->ops->add_write(b, space, path[n - 1]);
                 n--;
@@ -51,18 +52,18 @@ int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *
  * left, unless that is not less: other spaces' blocks take the place of this path's then.
  */
 static int add(struct below *b, struct space *space, struct below_space *bs, uint32_t *looks) {
-        uint32_t before = *looks, id = bs->hand, n;
-        int r = (space_finds_whole(space) ? b->ops->add_prefix : sweep_add_path)(b, space, id,
-                                                                                 looks);
+        uint32_t id = bs->hand;
+        int r;
 
-        n = *looks - before;
-        if (r != -EAGAIN)
-                return r;
-        if (bs->path && n >= bs->path) {
-                admit_give_up(space, id);
-                return -ENOSPC;
+        b->path = 0;
+        r = (space_finds_whole(space) ? b->ops->add_prefix : sweep_add_path)(b, space, id, looks);
+        if (r == -EAGAIN && bs->path && b->path >= bs->path) {
+                r = -ENOSPC;
+                if (b->ops->evicts)
+                        admit_give_up(space, id);
         }
-        bs->path = n;
+        bs->path = r == -EAGAIN ? b->path : 0;
+        bs->left += bs->all && r == -ENOSPC;
         return r;
 }
 
@@ -74,7 +75,7 @@ static bool look_at(struct below *b, struct space *space, struct below_space *bs
         if (b->ops->passes)
                 b->ops->passes(b, space, id);
         if (admit_can_lead(space, id) && !b->ops->has(b, space, id) &&
-            (bs->all || admit_block(space, id, b->depth, reads)) &&
+            (bs->all || admit_block(space, id, b->depth, b->ops->evicts, reads)) &&
             add(b, space, bs, looks) == -EAGAIN)
                 return false;
         sweep_go_on(space, bs);

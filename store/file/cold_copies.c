@@ -145,7 +145,7 @@ static bool write_some(struct file *file, struct space *space, uint32_t *looks, 
         return q->n > 0;
 }
 
-/* If no copy is cold, copy_made says when one is. */
+/* If no copy is cold, copy_made says when one is; of many spaces, some are looked at later. */
 static void write_next(struct file *file, bool *later) {
         uint32_t n = MIN(store_spaces(file->store), SPACES), looks = LOOKS;
 
@@ -155,6 +155,7 @@ static void write_next(struct file *file, bool *later) {
                 if (file_for(space) != file || !is_short(file, space) ||
                     places_used(space) == places_of(space)->n_below)
                         continue;
+                *later |= n < store_spaces(file->store);
                 if (write_some(file, space, &looks, later))
                         return;
         }

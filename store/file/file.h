@@ -102,7 +102,6 @@ struct file_space {
         bool charged;             /* for its namespace: KVD_COST_file_names */
         bool all_done;            /* all blocks that were sealed at since_ns were demoted */
         uint64_t since_ns;  /* when kvctl asked for that; records used since are not evicted */
-        uint64_t left;      /* blocks that could not be demoted */
         uint64_t no_return; /* blocks that no fetch could bring back, so not demoted */
         struct file_wanted wanted;
         uint32_t told; /* catalog_tell_some's position; CATALOG_NOWHERE: done */

@@ -31,7 +31,8 @@ static bool has(const struct below *b, const struct space *space, uint32_t id) {
         return file_record_of(file_of(b), space, id) != CATALOG_NOWHERE;
 }
 
-const struct below_ops file_below = {.state = state,
+const struct below_ops file_below = {.evicts = true,
+                                     .state = state,
                                      .serves = serves,
                                      .may_begin = file_may_begin,
                                      .is_full = is_full,

@@ -129,10 +129,8 @@ static int add(struct file *file, struct space *space, uint32_t id, uint64_t roo
         place = take_place(file, space, up, file_space_of(space)->number, desc->n_tokens);
         if (place == CATALOG_NOWHERE && file->host && file->disk.question.n)
                 return -EAGAIN;
-        if (place == CATALOG_NOWHERE) {
-                file_space_of(space)->left++;
+        if (place == CATALOG_NOWHERE)
                 return -ENOSPC;
-        }
         label.sequence = ++file->sequence;
         enter(file, space, id, place, key, &label, up);
         return 0;
@@ -150,7 +148,8 @@ struct path {            /* of a prefix */
 };
 
 /* Also collects its tokens, in file->prefix. False: some block cannot be written (yet). */
-static bool take_prefix(struct file *file, struct space *space, uint32_t last, struct path *ret) {
+static bool take_prefix(struct file *file, struct space *space, uint32_t last, uint32_t *looks,
+                        struct path *ret) {
         uint32_t bt = space_block_tokens(space);
 
         *ret = (struct path){.at = file->path};
@@ -160,6 +159,7 @@ static bool take_prefix(struct file *file, struct space *space, uint32_t last, s
                 if (ret->n == KVD_WHOLE_BLOCKS || !admit_can_be_written(space, id))
                         return false;
                 ret->at[ret->n++] = id;
+                ++*looks;
                 memcpy(file->prefix + desc->depth * bt, desc->tokens,
                        desc->n_tokens * sizeof *desc->tokens);
         }
@@ -207,11 +207,11 @@ int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_
         struct path p;
         int r = 0;
 
-        if (!take_prefix(file, space, last, &p))
+        if (!take_prefix(file, space, last, looks, &p))
                 return -EPERM;
         n = p.n;
         pass_written(file, space, &p);
-        *looks += p.n;
+        b->path = p.n;
         if (p.n == n)
                 there = find_prefix(file, space, &p);
         if (there != CATALOG_NOWHERE) {
@@ -298,7 +298,8 @@ void file_written(struct file *file, const int32_t *errors, uint32_t n) {
 
                 file_count_error(&file->disk.count, error);
                 if (!written && q->space) {
-                        file_space_of(q->space)->left++;
+                        file_space_of(q->space)->below.left += is_wanted(q->space);
+                        file_space_of(q->space)->below.path = 0; /* it is begun again */
                         block_set_record(q->space, kvd_ref_id(q->items[i].block), 0, 0, 0);
                 }
                 if (!written) {
@@ -330,7 +331,8 @@ int space_demote(struct space *space) {
         fs->all_done = false;
         fs->since_ns = sys_now_ns();
         sweep_again(&fs->below);
-        fs->left = fs->no_return = 0;
+        fs->no_return = 0;
+        fs->below.left = fs->below.path = 0;
         file_want(file, true);
         return 1;
 }
@@ -345,10 +347,10 @@ int space_demoted(struct space *space, uint64_t *no_return) {
                 return space_demote(space);
         if (fs->below.all)
                 return 1;
-        if (fs->left)
+        if (fs->below.left)
                 return store_refuse(space_store(space), -ENOSPC,
-                                    "%llu blocks could not be written to the file; see kvctl tiers",
-                                    (unsigned long long)fs->left);
+                                    "%u blocks could not be written to the file; see kvctl tiers",
+                                    fs->below.left);
         *no_return = fs->no_return;
         return 0;
 }

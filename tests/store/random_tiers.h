@@ -32,7 +32,7 @@ void tiers_open(enum tiers_kind kind, uint32_t blocks, struct random *chance);
 bool tiers_are_files(void);
 void tiers_pass_time(uint64_t ns); /* the store's clock is the test's */
 
-/* Takes the next request. False: there is none; *later: there may be one after a while. */
+/* Takes the next request. Returns false if there is none; *later says whether to ask again. */
 bool tiers_ask(bool *later);
 void tiers_answer(void);  /* answers it */
 bool tiers_trouble(void); /* something fails, or works again. True: no fetch may wait for it */
@@ -42,7 +42,7 @@ bool tiers_are_off(void); /* for good */
 /* Compares what the tier has of requests and fetches. */
 void tiers_check(void);
 
-/* A token of a chain, and the one before it in the same chain; 0: there is none. */
+/* A token of a chain, and its predecessor in that chain, or 0 for the first token. */
 uint32_t tiers_token(bool whole, uint32_t chain, uint32_t nth);
 uint32_t tiers_token_before(bool whole, uint32_t token);
 /* Seed of a block's bytes. root: as in struct kvd_desc. */

@@ -138,7 +138,8 @@ static void note(struct below *b, struct space *s, uint32_t id, struct below_nam
         tier.blocks[name.word[0] - 1] = block_ref(s, id);
 }
 
-static const struct below_ops ops = {.state = state,
+static const struct below_ops ops = {.evicts = true,
+                                     .state = state,
                                      .serves = serves,
                                      .may_begin = may_begin,
                                      .is_full = is_full,

@@ -7,6 +7,7 @@
 
 #include "ipc/base/key.h"
 #include "store/below/bring.h"
+#include "store/file/file.h"
 #include "store/file/volume.h"
 #include "store/file_tier.h"
 #include "store/remote/inside.h"
@@ -346,6 +347,31 @@ START_TEST(servers_get_no_prefix_that_they_could_not_bring) {
 }
 END_TEST
 
+/* The path of a block is written in several requests; the process that had the second one dies. */
+START_TEST(a_request_that_is_lost_does_not_end_a_path) {
+        const struct store_disk_question *q = NULL;
+        uint32_t asked = 0;
+        bool later;
+
+        begin(true);
+        store->file->below.depth = 600 * BT; /* only the last block is admitted */
+        seal_chain(600 * BT, 1000);
+        for (uint32_t i = 0; i < 1000 && asked < 2; i++) {
+                idle();
+                q = store_disk_next(store, &later);
+                asked += q && q->what == STORE_DISK_WRITE;
+                if (q && asked < 2)
+                        take_disk_question(q);
+        }
+        ck_assert_uint_eq(asked, 2);
+        store_disk_moved(store, NULL, NULL, 0);
+        serve();
+        ck_assert_uint_eq(written, 600);
+        check_clean(space);
+        fixture_close();
+}
+END_TEST
+
 /* Fetches look only for full blocks. */
 START_TEST(a_block_that_is_not_full_is_not_written) {
         begin(_i);
@@ -385,8 +411,8 @@ END_TEST
 SUITE("reach",
       LOOPS(2, a_chain_that_is_refused_does_not_block_others, a_chain_of_any_length_comes_back,
             a_block_that_is_not_full_is_not_written),
-      TESTS(a_prefix_of_any_length_comes_back, parts_of_a_prefix_follow_one_another,
-            servers_get_no_prefix_that_they_could_not_bring,
+      TESTS(a_request_that_is_lost_does_not_end_a_path, a_prefix_of_any_length_comes_back,
+            parts_of_a_prefix_follow_one_another, servers_get_no_prefix_that_they_could_not_bring,
             tokens_are_fetched_behind_a_block_of_their_chain,
             evict_to_file_counts_blocks_that_cannot_come_back,
             the_reach_is_in_tokens_and_in_blocks))
