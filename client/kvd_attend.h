@@ -51,6 +51,24 @@ int kvd_paged_write(kvd_space *space, uint32_t layer, const struct kvd_table *ta
                     const float *v, size_t ld);
 
 /*
+ * Keys and values of the newest positions as floats, as they were before they were stored: of the
+ * last n positions up to the last new token's, [n][kv_heads][head_dim] each, with ld floats from
+ * one token to the next. A new token at position p sees these of the positions from p / span * span
+ * on, as far as they are given, and of all positions before what is stored.
+ *
+ * With few bits, most of what rounding costs is lost in the newest tokens, which get most of the
+ * attention (KIVI, Liu et al. 2024, section 4.2: the residual). Give whole spans, with the tokens
+ * before the new ones in their span: then a result does not depend on the number of tokens in a
+ * call.
+ */
+struct kvd_exact {
+        const float *k, *v;
+        size_t ld;
+        uint32_t n;    /* >= 1 */
+        uint32_t span; /* tokens, >= 1 */
+};
+
+/*
  * How a layer attends. Weights are softmax(scale * q . k). Query head h uses KV head
  * h / (heads / kv_heads). Members that are 0 are off.
  */
@@ -61,6 +79,7 @@ struct kvd_heads {
         float cap;       /* soft cap: scores are cap * tanh(scale * q . k / cap) */
         /* attention sinks: [heads] scores that take weight and have no value */
         const float *sinks;
+        const struct kvd_exact *exact; /* of this layer */
 };
 
 /*
@@ -100,7 +119,9 @@ struct kvd_seen {
 /*
  * Does the same as kvd_paged_attention, but new tokens see the sequence first, and then the table's
  * positions 0 to first + i: those behind the last entry, which kvd_sequence_append may later add to
- * it. Keys are those of their own positions; slots of compacted entries have none. -EINVAL: also
+ * it. Keys are those of their own positions; slots of compacted entries have none. Exact keys and
+ * values may reach into the last entries, which count block_tokens positions each: those before an
+ * entry that is compacted, not full or has a delta are not seen. -EINVAL: also
  * an entry has a delta, and frequencies is NULL; or the space has several layer groups; or there is
  * a sliding window, and an entry is compacted or not full. -ESTALE: the table and the sequence
  * belong to different daemons.

@@ -62,6 +62,16 @@ struct kvd_attention {
         float *weight;
 
         /*
+         * The newest positions as they were before they were stored: position exact_first + i is dim
+         * floats at exact_k + i * exact_ld and at exact_v + i * exact_ld. Causal: the token at
+         * position p sees these of the positions from p / exact_span * exact_span on, as far as they
+         * are given, and what is stored of those before. NULL: none; exact_span is then 0.
+         */
+        const float *exact_k, *exact_v;
+        size_t exact_ld;
+        uint32_t exact_first, exact_span;
+
+        /*
          * For a block whose tokens now stand delta positions after where their keys were made,
          * queries are rotated by -delta.
          */
@@ -84,8 +94,8 @@ void kvd_attend(const struct kvd_attention *a);
 
 /*
  * Number of floats of scratch memory that kvd_attend needs. It depends on n, group, dim, first,
- * n_keys, n_chosen, window and on whether rotation is set, and is the same for every head. It grows
- * with n, first, n_keys and n_chosen.
+ * n_keys, n_chosen, window, exact_span and on whether rotation is set, and is the same for every
+ * head. It grows with n, first, n_keys and n_chosen.
  */
 size_t kvd_attend_scratch(const struct kvd_attention *a);
 

@@ -186,12 +186,30 @@ struct kvd_attention attend_describe(const struct attend_layer *l, const struct 
         };
 }
 
+/* The exact rows of all heads, of which the last most may be seen. The last position is known. */
+void attend_exact(const struct kvd_heads *heads, uint32_t most, struct kvd_attention *a) {
+        const struct kvd_exact *e = heads->exact;
+        uint32_t n = e ? MIN(e->n, most) : 0;
+
+        if (n == 0)
+                return;
+        a->exact_k = e->k + (e->n - n) * e->ld;
+        a->exact_v = e->v + (e->n - n) * e->ld;
+        a->exact_ld = e->ld;
+        a->exact_first = a->first + a->n - n;
+        a->exact_span = e->span;
+}
+
 void attend_head(const struct attend_layer *l, const struct kvd_heads *heads, uint32_t head,
                  struct kvd_attention a) {
         size_t query = (size_t)head * a.group;
 
         a.k_offset = l->keys + head * l->at.head_stride;
         a.v_offset = l->values + head * l->at.head_stride;
+        if (a.exact_k) {
+                a.exact_k += (size_t)head * a.dim;
+                a.exact_v += (size_t)head * a.dim;
+        }
         a.q += query * a.dim;
         a.out += query * a.dim;
         a.sinks = heads->sinks ? heads->sinks + query : NULL;
@@ -209,6 +227,9 @@ int attend_check_heads(const struct kvd_shape *g, const struct kvd_heads *heads)
                 return client_fail(-EINVAL, "the soft cap must be 0 or more, and finite");
         if (!(heads->scale > 0 && heads->scale < INFINITY))
                 return client_fail(-EINVAL, "the scale must be more than 0, and finite");
+        if (heads->exact && (heads->exact->n == 0 || heads->exact->span == 0))
+                return client_fail(-EINVAL, "%u exact tokens, in spans of %u", heads->exact->n,
+                                   heads->exact->span);
         return 0;
 }
 
@@ -275,6 +296,7 @@ int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kv
         a.ldq = ldq;
         a.out = out;
         a.ldo = ldo;
+        attend_exact(heads, a.first + a.n, &a);
         s = scratch_take(space, ALIGN_UP(t->n_blocks * sizeof(uint8_t *), ATTEND_LINE));
         if (!s)
                 return client_fail(-ENOMEM, "no memory for a table of %u blocks", t->n_blocks);

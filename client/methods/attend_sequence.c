@@ -76,6 +76,16 @@ static int check(struct call *c, const struct kvd_heads *heads) {
         return check_entries(c, heads);
 }
 
+/* Slots from the first on behind which each is a position of its own, one after the other. */
+static uint32_t plain_slots(const struct call *c) {
+        uint32_t bt = c->layer.geometry->block_tokens, i = c->n;
+
+        while (i > 0 && c->entries[i - 1].n_tokens == bt && c->entries[i - 1].delta == 0 &&
+               !(c->entries[i - 1].flags & KVD_ENTRY_COMPACT))
+                i--;
+        return c->n_slots - i * bt;
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Where n bytes begin; the next ones begin behind them. */
@@ -223,6 +233,7 @@ int attend_sequence(const struct kvd_seen *seen, uint32_t layer, const struct kv
         a.out = out;
         a.ldo = ldo;
         c.n_slots = a.first + a.n;
+        attend_exact(heads, plain_slots(&c), &a);
         c.n_blocks = DIV_UP(c.n_slots, a.block_tokens);
         lay_out(&c, 0);
         s = scratch_take(sequence->space, c.used);

@@ -22,6 +22,7 @@ struct form {
         bool both_ways, sparse, holes, rotated;
         bool capped, sinks;
         uint32_t window;
+        uint32_t span, exact; /* of the newest positions, and the first that is given as floats */
         enum kvd_number type;
 };
 
@@ -88,6 +89,16 @@ static void make_turns(struct scene *s) {
         s->call.rotations = rotations;
 }
 
+static void give_exact(struct scene *s) {
+        const struct form *f = &s->form;
+
+        s->call.exact_k = s->k + (size_t)f->exact * f->dim;
+        s->call.exact_v = s->v + (size_t)f->exact * f->dim;
+        s->call.exact_ld = f->dim;
+        s->call.exact_first = f->exact;
+        s->call.exact_span = f->span;
+}
+
 static struct scene make_scene(const struct form *f) {
         size_t width = (size_t)f->group * f->dim;
         struct scene s = {.form = *f, .n_blocks = DIV_UP(f->n_keys, f->block_tokens)};
@@ -115,6 +126,8 @@ static struct scene make_scene(const struct form *f) {
                 .ldq = width,
                 .ldo = width,
         };
+        if (f->span)
+                give_exact(&s);
         make_blocks(&s);
         choose(&s);
         if (f->rotated)
@@ -214,6 +227,10 @@ static struct form random_form(uint32_t options) {
         f.dim = is_even(&f) ? ALIGN_UP(f.dim, 2) : f.dim;
         f.first = random_u32() % (USUAL_KEYS - f.n);
         f.n_keys = f.first + f.n;
+        if (options & 16 && !f.both_ways) {
+                f.span = 1 + random_u32() % 70;
+                f.exact = f.first / f.span * f.span + random_u32() % 2 * (random_u32() % 9);
+        }
         return f;
 }
 
@@ -246,6 +263,7 @@ START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
                 f.n = 2;
                 f.first = 900 + random_u32() % 400;
                 f.n_keys = f.first + f.n;
+                f.exact = f.span ? f.first / f.span * f.span : 0;
                 for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                         struct scene s = make_scene(&f);
                         struct result many, alone;
@@ -259,6 +277,71 @@ START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
                         assert_same_bits(many.token_mass, alone.token_mass, f.n_keys, (*v)->name);
                         buffers_free();
                 }
+        }
+}
+END_TEST
+
+/* ---- the newest positions as they were ---- */
+
+/* The scene of one token over floats: those that were stored, as they are read, then those that were given. */
+static struct scene read_back(const struct scene *s, uint32_t exact) {
+        struct form f = s->form;
+        struct scene c;
+
+        f.type = KVD_NUMBER_F32;
+        f.span = 0;
+        f.sinks = false;
+        c = make_scene(&f);
+        memcpy(c.q, s->q, f.group * f.dim * sizeof *c.q);
+        c.call.sinks = s->call.sinks;
+        for (uint32_t i = 0; i < f.n_keys; i++) {
+                const uint8_t *slot = s->call.blocks[i / f.block_tokens] + s->call.k_offset +
+                                      i % f.block_tokens * s->call.stride;
+                float *k = c.k + (size_t)i * f.dim, *v = c.v + (size_t)i * f.dim;
+
+                memcpy(k, s->k + (size_t)i * f.dim, f.dim * sizeof *k);
+                memcpy(v, s->v + (size_t)i * f.dim, f.dim * sizeof *v);
+                if (i >= exact)
+                        continue;
+                kvd_ops_pick(NULL)->read_row(k, slot, f.dim, s->form.type);
+                kvd_ops_pick(NULL)->read_row(v, slot - s->call.k_offset + s->call.v_offset, f.dim,
+                                             s->form.type);
+        }
+        make_blocks(&c);
+        return c;
+}
+
+/* Fills what is stored of the positions from exact on with NaN, since they are given. */
+static void spoil(const struct scene *s, uint32_t exact) {
+        for (uint32_t i = exact; i < s->form.n_keys; i++) {
+                uint8_t *slot = (uint8_t *)s->call.blocks[i / s->form.block_tokens] +
+                                i % s->form.block_tokens * s->call.stride;
+
+                memset(slot + s->call.k_offset, 0xff, kvd_row_bytes(s->form.type, s->form.dim));
+                memset(slot + s->call.v_offset, 0xff, kvd_row_bytes(s->form.type, s->form.dim));
+        }
+}
+
+START_TEST(the_newest_positions_are_seen_as_they_were) {
+        random_seed((uint32_t)_i + 500);
+        for (int round = 0; round < 40; round++) {
+                struct form f = random_form(16);
+                struct scene s, c;
+                struct result got, expected;
+                uint32_t exact;
+
+                f.n = 1;
+                f.n_keys = f.first + 1;
+                f.exact = MIN(f.exact, f.first);
+                exact = MAX(f.exact, f.first / f.span * f.span);
+                s = make_scene(&f);
+                c = read_back(&s, exact);
+                spoil(&s, exact);
+                got = attend(&s, kvd_ops_pick(NULL), 1);
+                expected = attend(&c, kvd_ops_pick(NULL), 1);
+                for (size_t i = 0; i < got.n_out; i++)
+                        ck_assert_float_eq_tol(got.out[i], expected.out[i], 4e-6f);
+                buffers_free();
         }
 }
 END_TEST
@@ -377,7 +460,8 @@ START_TEST(turns_are_numbered_once) {
 END_TEST
 
 SUITE("kernels: attention",
-      LOOPS(16, every_form_is_the_same_in_every_variant,
+      LOOPS(32, every_form_is_the_same_in_every_variant,
             a_token_alone_has_the_bits_of_one_among_others),
+      LOOPS(4, the_newest_positions_are_seen_as_they_were),
       TESTS(what_is_left_out_leaves_no_trace, what_is_before_a_window_is_not_touched,
             no_turn_changes_no_bits, turns_are_numbered_once))

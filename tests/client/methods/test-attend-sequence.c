@@ -30,6 +30,7 @@ static struct kvd_block tail;
 static struct kvd_geometry geometry;
 static float keys[MOST][ROW], values[MOST][ROW]; /* of all tokens, in order */
 static uint64_t state = 3;
+static uint32_t first_plain = 8; /* slot from which on each is a position */
 
 static float random_float(void) {
         state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -115,31 +116,55 @@ static uint32_t see(float (*k)[ROW], float (*v)[ROW], uint32_t n, uint32_t first
         return n;
 }
 
+/* All that is stored. Returns the number of tokens before the tail's. */
+static uint32_t see_all(float (*k)[ROW], float (*v)[ROW]) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0, at = 0; i < ENTRIES; at += fills[i++])
+                if (table->entries[i].data)
+                        n = see(k, v, n, at, fills[i], table->entries[i].delta);
+        see(k, v, n, 15, TOKENS, 0);
+        return n;
+}
+
+/* Of so many tokens, the last are seen as they are given, from slot first on: slot + 1 of them. */
+static void see_exact(float (*k)[ROW], float (*v)[ROW], uint32_t n, const struct kvd_exact *e,
+                      uint32_t first, uint32_t slot, uint32_t end) {
+        for (uint32_t s = first; e && s <= slot; s++) {
+                size_t row = (s + e->n - end) * e->ld;
+
+                memcpy(k[n - 1 + s - slot], e->k + row, sizeof k[0]);
+                memcpy(v[n - 1 + s - slot], e->v + row, sizeof v[0]);
+        }
+}
+
 static void expect_visible(const struct kvd_heads *heads, uint32_t first, uint32_t n) {
         static float k[MOST][ROW], v[MOST][ROW];
         float q[TOKENS][QUERIES * DIM], out[TOKENS][QUERIES * DIM];
         struct history h = {&geometry, k[0], v[0]};
         struct kvd_seen seen = {.sequence = table, .frequencies = frequencies};
         struct kvd_table t = behind(first, n);
-        uint32_t n_seen = 0;
         double expected[DIM];
 
-        for (uint32_t i = 0, at = 0; i < ENTRIES; at += fills[i++])
-                if (table->entries[i].data)
-                        n_seen = see(k, v, n_seen, at, fills[i], table->entries[i].delta);
-        see(k, v, n_seen, 15, TOKENS, 0);
         for (uint32_t i = 0; i < n * QUERIES * DIM; i++)
                 q[0][i] = random_float();
         ck_assert_msg(kvd_sequence_attention(&seen, 0, &t, heads, q[0], QUERIES * DIM, out[0],
                                              QUERIES * DIM) == 0,
                       "%s", kvd_error());
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t slot = ENTRIES * TOKENS + first + i, n_seen = see_all(k, v);
+
+                if (heads->exact)
+                        see_exact(k, v, n_seen + first + i + 1, heads->exact,
+                                  MAX(first_plain, slot / heads->exact->span * heads->exact->span),
+                                  slot, ENTRIES * TOKENS + first + n);
                 for (uint32_t head = 0; head < QUERIES; head++) {
                         reference_attend(&h, n_seen + first + i, heads, head, q[i] + head * DIM,
                                          expected);
                         for (uint32_t d = 0; d < DIM; d++)
                                 ck_assert_double_eq_tol(out[i][head * DIM + d], expected[d], 1e-5);
                 }
+        }
 }
 
 START_TEST(a_sequence_is_seen_as_it_is) {
@@ -163,6 +188,37 @@ START_TEST(a_sequence_is_seen_as_it_is) {
         table->entries[3].data = NULL;
         expect_visible(&plain, 0, 1);
         table->entries[3].data = data;
+        stop();
+}
+END_TEST
+
+/*
+ * Exact rows that are far from what is stored: seen from the token's span on, up to the last entry
+ * that is not plain.
+ */
+START_TEST(the_newest_tokens_are_seen_as_they_were) {
+        static const uint32_t spans[] = {1, 3, 8, 10, 12, 20, 1000};
+        static float k[TOKENS * ENTRIES + TOKENS][ROW + 1], v[TOKENS * ENTRIES + TOKENS][ROW + 1];
+
+        start(KVD_F32 + (uint32_t)_i / 2, _i % 2 ? KVD_HND : KVD_NHD);
+        for (uint32_t i = 0; i < ARRAY_SIZE(k); i++)
+                for (uint32_t d = 0; d < ROW; d++) {
+                        k[i][d] = 3 * random_float();
+                        v[i][d] = 3 * random_float();
+                }
+        for (uint32_t i = 0; i < 4 * ARRAY_SIZE(spans); i++) {
+                struct kvd_exact exact = {k[0], v[0], ROW + 1, ENTRIES * TOKENS + TOKENS,
+                                          spans[i / 4]};
+                struct kvd_heads heads = {.heads = QUERIES, .scale = 0.3f, .exact = &exact};
+
+                table->entries[2].delta = i % 4 < 2 ? 0 : 3;
+                first_plain = i % 4 < 2 ? 8 : 12;
+                expect_visible(&heads, 0, TOKENS);
+                exact.n -= TOKENS - 2;
+                if (i % 2)
+                        expect_visible(&heads, 1, 1);
+        }
+        table->entries[2].delta = 0;
         stop();
 }
 END_TEST
@@ -329,6 +385,7 @@ START_TEST(a_selection_that_is_not_possible_is_refused) {
 END_TEST
 
 SUITE("attend-sequence",
-      LOOPS(6, a_sequence_is_seen_as_it_is, bounds_select_the_blocks_whose_keys_may_score_most),
+      LOOPS(6, a_sequence_is_seen_as_it_is, the_newest_tokens_are_seen_as_they_were,
+            bounds_select_the_blocks_whose_keys_may_score_most),
       TESTS(what_has_no_order_or_no_rotation_is_refused,
             a_selection_that_is_not_possible_is_refused))

@@ -159,6 +159,23 @@ static void write_tokens(uint32_t layer, const struct history *h, uint32_t first
         free(v);
 }
 
+/* What the token at a position sees, when a call ends at position end. */
+static struct history seen_history(const struct history *h, const struct kvd_exact *e,
+                                   uint32_t position, uint32_t end) {
+        size_t width = (size_t)geometry.kv_heads * geometry.head_dim,
+               bytes = (position + 1) * width * sizeof(float);
+        struct history seen = {h->geometry, malloc(bytes), malloc(bytes)};
+
+        memcpy(seen.k, h->k, bytes);
+        memcpy(seen.v, h->v, bytes);
+        for (uint32_t p = e ? MAX(end - e->n, position / e->span * e->span) : end; p <= position;
+             p++) {
+                memcpy(seen.k + p * width, e->k + (p + e->n - end) * e->ld, width * sizeof(float));
+                memcpy(seen.v + p * width, e->v + (p + e->n - end) * e->ld, width * sizeof(float));
+        }
+        return seen;
+}
+
 static void expect_heads(uint32_t layer, const struct history *h, const struct kvd_heads *heads,
                          uint32_t first, uint32_t n) {
         size_t width = (size_t)heads->heads * geometry.head_dim, ldq = width + PAD,
@@ -171,8 +188,10 @@ static void expect_heads(uint32_t layer, const struct history *h, const struct k
         ck_assert_msg(kvd_paged_attention(space, layer, &t, heads, q, ldq, out, ldo) == 0, "%s",
                       kvd_error());
         for (uint32_t i = 0; i < n; i++) {
+                struct history seen = seen_history(h, heads->exact, first + i, first + n);
+
                 for (uint32_t head = 0; head < heads->heads; head++) {
-                        reference_attend(h, first + i, heads, head,
+                        reference_attend(&seen, first + i, heads, head,
                                          q + i * ldq + head * geometry.head_dim, expected);
                         for (uint32_t d = 0; d < geometry.head_dim; d++)
                                 ck_assert_double_eq_tol(out[i * ldo + head * geometry.head_dim + d],
@@ -180,14 +199,27 @@ static void expect_heads(uint32_t layer, const struct history *h, const struct k
                 }
                 for (size_t d = width; d < ldo; d++)
                         ck_assert_float_nan(out[i * ldo + d]);
+                free_history(&seen);
         }
         free(q);
         free(out);
 }
 
+/* Other keys and values than those that are stored, of some of the last positions of n. */
+static struct kvd_exact random_exact(uint32_t n) {
+        size_t ld = (size_t)geometry.kv_heads * geometry.head_dim + PAD;
+        struct kvd_exact e = {.ld = ld,
+                              .n = 1 + (uint32_t)(fabsf(random_float()) * (float)(n - 1))};
+
+        e.span = 1 + (uint32_t)(fabsf(random_float()) * 2.0f * (float)n);
+        e.k = random_floats(e.n * ld);
+        e.v = random_floats(e.n * ld);
+        return e;
+}
+
 /*
- * Plain, and in the next of several forms: windows of one token, less than a block, several blocks,
- * more than all; caps; sinks that are as good as none, or take all.
+ * Plain, and in the next of several forms, with and without exact rows: windows of one token, less
+ * than a block, several blocks, more than all; caps; sinks that are as good as none, or take all.
  */
 static void expect_attention(uint32_t layer, const struct history *h, uint32_t heads,
                              uint32_t first, uint32_t n) {
@@ -204,6 +236,7 @@ static void expect_attention(uint32_t layer, const struct history *h, uint32_t h
         uint32_t i = next++ % ARRAY_SIZE(forms);
         struct kvd_heads form = {.heads = heads, .scale = 1.7f / sqrtf((float)geometry.head_dim)};
         float *sinks = random_floats(heads);
+        struct kvd_exact exact = random_exact(first + n);
 
         expect_heads(layer, h, &form, first, n);
         sinks[0] = i % 2 ? -100.0f : 1.0f;
@@ -212,6 +245,10 @@ static void expect_attention(uint32_t layer, const struct history *h, uint32_t h
         form.cap = forms[i].cap;
         form.sinks = forms[i].sinks ? sinks : NULL;
         expect_heads(layer, h, &form, first, n);
+        form.exact = &exact;
+        expect_heads(layer, h, &form, first, n);
+        free((float *)exact.k);
+        free((float *)exact.v);
         free(sinks);
 }
 
@@ -316,6 +353,9 @@ static int attend_one(struct kvd_table t, uint32_t heads, float scale) {
 }
 
 START_TEST(what_has_no_place_is_refused) {
+        static const float caps[] = {INFINITY, -1.0f, NAN}, zeros[16];
+        static const struct kvd_exact none = {zeros, zeros, 16, 0, 8},
+                                      no_span = {zeros, zeros, 16, 1, 0};
         struct kvd_space_memory memory;
         struct kvd_table t;
 
@@ -331,10 +371,17 @@ START_TEST(what_has_no_place_is_refused) {
         expect_refused(attend_one(table(0, 1), 2, 0.0f), "scale");
         expect_refused(attend_one(table(0, 1), 2, NAN), "scale");
         expect_refused(attend_one(table(0, 1), 2, INFINITY), "scale");
-        expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, INFINITY, NULL}),
-                       "cap");
-        expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, -1.0f, NULL}), "cap");
-        expect_refused(attend_as(table(0, 1), &(struct kvd_heads){2, 0, 1.0f, NAN, NULL}), "cap");
+        for (size_t i = 0; i < ARRAY_SIZE(caps); i++)
+                expect_refused(attend_as(table(0, 1), &(struct kvd_heads){.heads = 2,
+                                                                          .scale = 1,
+                                                                          .cap = caps[i]}),
+                               "cap");
+        expect_refused(attend_as(table(0, 1),
+                                 &(struct kvd_heads){.heads = 2, .scale = 1, .exact = &none}),
+                       "0 exact tokens");
+        expect_refused(attend_as(table(0, 1),
+                                 &(struct kvd_heads){.heads = 2, .scale = 1, .exact = &no_span}),
+                       "spans of 0");
         t = table(0, 1);
         t.view = &t;
         expect_refused(attend_one(t, 2, 1.0f), "view");
@@ -497,9 +544,9 @@ START_TEST(scratch_memory_is_reused) {
         h = new_history(12);
         for (uint32_t layer = 0; layer < 2; layer++)
                 write_tokens(layer, &h, 0, 12);
-        for (uint32_t i = 0; i < 100; i++) {
+        for (uint32_t i = 0; i < 1000; i++) {
                 expect_attention(i % 2, &h, 4, i % 8, 1 + i % 4);
-                if (i == 20) /* by now each was called more than once */
+                if (i == 500) /* by now each was called with the largest exact part */
                         bytes = mallinfo2().uordblks;
         }
         ck_assert_uint_eq(mallinfo2().uordblks, bytes);
