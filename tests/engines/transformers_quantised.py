@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KvdCache whose blocks are quantised, against transformers with a cache that rounds as they do.
 
-The reference is a DynamicCache whose keys and values went through the quantiser in numpy that the kernels' tests use.
+The reference is transformers with an attention whose keys and values go through the quantiser in numpy that the kernels'
+tests use. With int4, a token sees those of its own span of 128 as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import kvd
 from common import MODEL, ROOT, daemon, document
@@ -24,7 +27,24 @@ from quantiser import expanded      # noqa: E402 (needs the path above)
 ours = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="kvd").eval()
 alone = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="sdpa").eval()
 DTYPES = {"int8": "q8", "int4": "q4"}
+SPANS = {"q8": 0, "q4": 128}
 TOLERANCE = 1e-3
+
+
+def rounding(module, query, key, value, mask, scaling=None, **_):
+    """Attention to keys and values as blocks of rounding.dtype have them."""
+    group, n, end, span = query.shape[1] // key.shape[1], query.shape[2], key.shape[2], SPANS[rounding.dtype]
+    q, k = torch.arange(end - n, end)[:, None], torch.arange(end)
+    exact = k >= q // span * span if span else torch.zeros(n, end, dtype=torch.bool)
+    kept, values = ([it.repeat_interleave(group, 1) for it in (of, rounded(of, rounding.dtype))] for of in (key, value))
+    scores = torch.where(exact, query @ kept[0].transpose(2, 3), query @ kept[1].transpose(2, 3)) * scaling
+    weights = scores.masked_fill(k > q, -torch.inf).softmax(3)
+    return ((weights * exact) @ values[0] + (weights * ~exact) @ values[1]).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("rounding", rounding)
+ALL_MASK_ATTENTION_FUNCTIONS.register("rounding", lambda *_, **__: None)
+rounds = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="rounding").eval()
 
 
 class Heard:
@@ -42,9 +62,13 @@ class Heard:
             return update(keys, values, *arguments, **options)
         return noted
 
-    def rounded(self, layer: int, dtype: str, passes: int | None = None) -> list[torch.Tensor]:
-        """Keys and values [1, heads, tokens, dim] of the first passes, as blocks of that dtype have them."""
-        return [torch.cat([rounded(it, dtype) for it in of], 2) for of in zip(*self.states[layer][:passes])]
+    def states_of(self, layer: int, passes: int | None = None) -> list[torch.Tensor]:
+        """Keys and values [1, heads, tokens, dim] of the first passes."""
+        return [torch.cat(of, 2) for of in zip(*self.states[layer][:passes])]
+
+    def rounded(self, layer: int, dtype: str) -> list[torch.Tensor]:
+        """The same, as blocks of that dtype have them."""
+        return [rounded(it, dtype) for it in self.states_of(layer)]
 
 
 def rounded(states: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -53,17 +77,17 @@ def rounded(states: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 class Replayed(DynamicCache):
-    """Returns what another cache heard, rounded, instead of what it is given: a code that is rounded the other way, because
-    a number differs by its last bit, would change everything behind it."""
+    """Returns what another cache heard instead of what it is given: a code that is rounded the other way, because a number
+    differs by its last bit, would change everything behind it."""
 
-    def __init__(self, heard: Heard, dtype: str):
-        super().__init__(config=alone.config)
-        self.heard, self.dtype, self.passes = heard, dtype, 0
+    def __init__(self, heard: Heard):
+        super().__init__(config=rounds.config)
+        self.heard, self.passes = heard, 0
 
     def update(self, keys, values, layer, *arguments, **options):
         super().update(keys, values, layer, *arguments, **options)
         self.passes += layer == 0
-        return self.heard.rounded(layer, self.dtype, self.passes)
+        return self.heard.states_of(layer, self.passes)
 
 
 @contextmanager
@@ -92,25 +116,48 @@ def test_quantised_blocks_are_computed_as_a_rounded_cache(server, space):
         with opened(server, dtype) as own, KvdCache(ours, own, ids) as cache:
             assert own.geometry.dtype == stored
             heard, replayed = Heard(cache), None
+            rounding.dtype = stored
             for some in (ids[:150], ids[150:200], *([it] for it in ids[200:])):
                 mine = logits_of(ours, some, cache)
-                replayed = replayed or Replayed(heard, stored)
-                near(mine, logits_of(alone, some, replayed))
+                replayed = replayed or Replayed(heard)
+                near(mine, logits_of(rounds, some, replayed))
                 last = mine
         with opened(server, dtype) as own, KvdCache(ours, own, ids) as cache:
-            assert cache.found == 192, cache.found      # full blocks of the first one
-            near(logits_of(ours, ids[192:], cache)[-1:], last)
+            found = 128 if SPANS[stored] else 192       # whole spans, or full blocks, of the first one
+            assert cache.found == found, cache.found
+            near(logits_of(ours, ids[found:], cache)[-1:], last)
 
 
 def test_an_answer_does_not_depend_on_what_was_found(server, space):
-    """A prompt that is computed at once could be attended to before it is rounded."""
-    ids = document(46, 130)
+    """Nor on the passes in which it was computed: a token could see others before they are rounded, or rounded ones where
+    another process has them as they were."""
+    ids = document(46, 290)
+    for dtype, found in (("int8", 288), ("int4", 256)):
+        with opened(server, dtype) as own:
+            with KvdCache(ours, own, ids) as cache:
+                cold = logits_of(ours, ids, cache)
+            with KvdCache(ours, own, ids) as cache:
+                assert cache.found == found
+                near(logits_of(ours, ids[found:], cache), cold[found:])
+            with KvdCache(ours, own, ids, salt=1) as cache:
+                ends = [0, 1, 100, 128, 129, 255, 257, 258, 290]
+                near(torch.cat([logits_of(ours, ids[a:b], cache) for a, b in zip(ends, ends[1:])]), cold)
+
+
+def test_rows_of_a_batch_are_computed_as_if_alone(server, space):
+    prompts = [document(49, 150), document(50, 131), document(50, 140)]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(it)) + it for it in prompts])
+    mask = torch.tensor([[0] * (width - len(it)) + [1] * len(it) for it in prompts])
     with opened(server, "int4") as own:
-        with KvdCache(ours, own, ids) as cache:
-            cold = logits_of(ours, ids, cache)
-        with KvdCache(ours, own, ids) as cache:
-            assert cache.found == 128
-            near(logits_of(ours, ids[128:], cache), cold[128:])
+        with KvdCache(ours, own, prompts[1]) as cache:      # found by one row of the batch
+            logits_of(ours, prompts[1], cache)
+        with KvdCache(ours, own, ids, attention_mask=mask) as cache, torch.no_grad():
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            batch = ours(ids[:, cache.found:], attention_mask=mask, position_ids=positions[:, cache.found:], past_key_values=cache)
+        for salt, (prompt, logits) in enumerate(zip(prompts, batch.logits), 1):
+            with KvdCache(ours, own, prompt, salt=salt) as cache:
+                near(logits[-1], logits_of(ours, prompt, cache)[-1])
 
 
 def test_other_dtypes_share_nothing(server, space):
@@ -227,8 +274,7 @@ def test_blocks_may_end_with_padding(server, space):
                     logits_of(model, ids, cache)
                 copy, n = load_prefix(own, model, ids)
                 assert n == 39 // tokens * tokens
-                for mine, its in zip((copy.layers[0].keys, copy.layers[0].values), zip(*heard.states[0])):
-                    (its,) = its
+                for mine, its in zip((copy.layers[0].keys, copy.layers[0].values), heard.states_of(0)):
                     its = its if dtype == "f32" else rounded(its, dtype)
                     assert torch.equal(mine, its[:, :, :n]), (shape, dtype)
 

@@ -80,6 +80,12 @@ def test_rows_have_names_of_their_own() -> None:
     assert not any("kvpress" in it.name for it in rows.chosen(True, 1024, []))
 
 
+def test_only_some_rows_are_measured_beside_the_full_cache() -> None:
+    some = {it.name for it in rows.chosen(True, 1024, rows.PRESSES, ["int4", "SnapKV (kvpress), 50%"])}
+    assert some == {rows.FULL, rows.QUANTISED.format(4), rows.name("SnapKV (kvpress)", 0.5)}
+    assert not rows.is_wanted(rows.SHARED, ["int4"]) and rows.is_wanted(rows.SHARED, [])
+
+
 SMALL = plan.Plan((1024, 7800), 8, 4, 64, False)
 TEXTS = ["a 0", "a 1", "b 0", "b 1"]
 
@@ -103,7 +109,8 @@ def asked(store: Store, right: Callable[[Row, str, int], bool], most: int = 1 <<
             store.add(row.name, task, length, question, made)
 
     try:
-        plan.go(store, SMALL, lambda length: rows.chosen(False, length, rows.PRESSES), TEXTS, ask, lambda _: None)
+        plan.go(store, SMALL, lambda length: rows.chosen(False, length, rows.PRESSES), [rows.SHARED], TEXTS, ask,
+                lambda _: None)
     except KeyboardInterrupt:
         pass
     return count

@@ -37,7 +37,7 @@ exception, if there is one (a missing daemon raises a FileNotFoundError or a Con
 only the standard library and libkvd: $KVD_LIBRARY, or the one inside this package, or the system's libkvd.so.0.
 """
 
-from ._attend import Table
+from ._attend import Exact, Table
 from ._block import Block
 from ._daemon import Daemon, connect
 from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
@@ -57,12 +57,12 @@ from ._tensor import Memory, View
 from ._tokens import Tokens
 
 __all__ = ["Block", "Busy", "Cleared", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon",
-           "DaemonNotFound", "DataLost", "Entry", "EntryFlags", "Error", "Fetch", "Follow", "Forked", "Geometry",
+           "DaemonNotFound", "DataLost", "Entry", "EntryFlags", "Error", "Exact", "Fetch", "Follow", "Forked", "Geometry",
            "Invalid", "Labels", "Lease", "Memory", "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd",
            "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Reader", "ReaderStats", "Refused", "Removed",
            "Sequence", "Sharing", "Space", "Stale", "Stats", "Stored", "Table", "TimedOut", "Tokens", "TooMany", "View",
            "__version__", "connect", "fingerprint"]
 
-for _it in (Block, Cleared, Counters, Daemon, Entry, EntryFlags, Fetch, Follow, Geometry, Labels, Lease, Memory, Pin,
+for _it in (Block, Cleared, Counters, Daemon, Entry, EntryFlags, Exact, Fetch, Follow, Geometry, Labels, Lease, Memory, Pin,
             Reader, ReaderStats, Removed, Sequence, Sharing, Space, Stats, Stored, Table, View):
     _it.__module__ = "kvd"

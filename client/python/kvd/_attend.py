@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from ctypes import c_uint32, c_void_p
-from typing import TYPE_CHECKING, Sequence
+from ctypes import c_uint32, c_void_p, pointer
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from ._block import Block
-from ._native import HeadsStruct, SeenStruct, TableStruct, check, lib, number
+from ._native import ExactStruct, HeadsStruct, SeenStruct, TableStruct, check, lib, number
 from ._pin import Pin
 from ._reader import Reader
 from ._tensor import Memory
@@ -27,6 +27,18 @@ def _check_row(ld: int, row: int, n: int) -> None:
     """Check that rows do not overlap."""
     if ld < row and n > 1 or ld < 0:
         raise ValueError(f"a row of {row} floats does not fit into {ld}")
+
+
+class Exact(NamedTuple):
+    """Keys and values of a layer's newest tokens as they were before they were stored: n rows of floats at addresses k and v,
+    [n, kv_heads, head_dim], ld floats apart, of which the last is the last new token's. A token at position p sees these from
+    position p // span * span on, and what is stored before: see kvd_attend.h."""
+
+    k: int
+    v: int
+    ld: int
+    n: int
+    span: int
 
 
 class Table:
@@ -112,12 +124,14 @@ class Table:
 
     def attend(self, layer: int, first: int, n: int, heads: int, scale: float, q: int, ldq: int, out: int,
                ldo: int, *, window: int = 0, cap: float = 0.0, sinks: int = 0, after: TokenSequence | Reader | None = None,
-               frequencies: int = 0, chosen: Sequence[array[int]] | None = None, mass: int = 0) -> None:
+               frequencies: int = 0, chosen: Sequence[array[int]] | None = None, mass: int = 0,
+               exact: Exact | None = None) -> None:
         """Compute causal attention from n tokens at position first to all positions up to their own. Queries and
         results are [n, heads, head_dim], with rows ldq and ldo floats apart.
 
         window: a token sees only the last window positions up to its own; 0: all. cap: scores are cap * tanh(scale * q . k
-        / cap); 0: they are not. sinks: address of a score per query head that takes weight and has no value; 0: none.
+        / cap); 0: they are not. sinks: address of a score per query head that takes weight and has no value; 0: none. exact:
+        the newest tokens as they were.
 
         after: a sequence whose resident entries are seen first, as the methods have left them; positions of this table then
         begin behind it. frequencies: address of [head_dim / 2] radians per position, for entries with a delta. chosen: for
@@ -129,7 +143,7 @@ class Table:
         _check_row(ldq, row, n)
         _check_row(ldo, row, n)
         self._struct.first, self._struct.n = number("first", first), number("n", n)
-        form = HeadsStruct(heads, number("window", window), scale, cap, sinks or None)
+        form = HeadsStruct(heads, number("window", window), scale, cap, sinks or None, self._exact(exact))
         if after is None:
             result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, form, q, ldq, out, ldo)
         elif isinstance(after, Reader):
@@ -139,6 +153,13 @@ class Table:
             result = lib.kvd_sequence_attention(seen, number("layer", layer), self._at, form, q, ldq, out, ldo)
         if result:
             check(result)
+
+    def _exact(self, exact: Exact | None) -> Any:
+        if exact is None:
+            return None
+        _check_row(exact.ld, self._row, exact.n)
+        k, v, ld, n, span = exact
+        return pointer(ExactStruct(k, v, ld, number("n", n), number("span", span)))
 
     def _lists(self, chosen: Sequence[array[int]] | None) -> tuple[int | None, int | None]:
         """Return the addresses of the lists' addresses and of their lengths, which the table keeps until the next call."""

@@ -37,8 +37,13 @@ class TableStruct(Structure):
     _fields_ = [("view", c_void_p), ("blocks", c_void_p), ("n_blocks", c_uint32), ("first", c_uint32), ("n", c_uint32)]
 
 
+class ExactStruct(Structure):
+    _fields_ = [("k", c_void_p), ("v", c_void_p), ("ld", ctypes.c_size_t), ("n", c_uint32), ("span", c_uint32)]
+
+
 class HeadsStruct(Structure):
-    _fields_ = [("heads", c_uint32), ("window", c_uint32), ("scale", c_float), ("cap", c_float), ("sinks", c_void_p)]
+    _fields_ = [("heads", c_uint32), ("window", c_uint32), ("scale", c_float), ("cap", c_float), ("sinks", c_void_p),
+                ("exact", POINTER(ExactStruct))]
 
 
 class SeenStruct(Structure):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from certainty import Recall
 
-from .rows import FULL, SHARED, Row
+from .rows import FULL, Row
 from .ruler import TASKS
 from .store import Store
 
@@ -66,10 +66,10 @@ def form(store: Store, forms: list[str]) -> str:
 Ask = Callable[[list[Row], str, int, str], None]        # rows, task, length, question: asks and stores
 
 
-def go(store: Store, plan: Plan, rows: Callable[[int], list[Row]], texts: list[str], ask: Ask,
+def go(store: Store, plan: Plan, rows: Callable[[int], list[Row]], shared: list[Row], texts: list[str], ask: Ask,
        log: Callable[[str], None]) -> None:
-    """Ask what is missing: texts of perplexity, and text that is said again, then at each length all tasks of the full
-    cache, and what it can answer of all rows."""
+    """Ask what is missing: texts of perplexity, and (of the rows in shared) text that is said again, then at each length all
+    tasks of the full cache, and what it can answer of all rows."""
     def part(chosen: list[Row], task: str, length: int, questions: list[str]) -> None:
         for question in questions:
             left = missing(store, chosen, task, length, question)
@@ -78,7 +78,7 @@ def go(store: Store, plan: Plan, rows: Callable[[int], list[Row]], texts: list[s
                 ask(left, task, length, question)
 
     part(rows(plan.window // 2), LOSS, plan.window // 2, texts)
-    part([SHARED], SAID, plan.window // 2, texts)
+    part(shared, SAID, plan.window // 2, texts)
     for length in plan.lengths:
         for task in TASKS:
             part([row for row in rows(length) if row.name == FULL], task, length, numbers(plan.questions))

@@ -73,7 +73,12 @@ ROWS = [
 SHARED = Row("kvd, memshare=on", POOL)       # for what is said again only
 
 
-def chosen(quick: bool, length: int, presses: Collection[str]) -> list[Row]:
-    """The rows for contexts of a length, without those of presses that cannot be used."""
-    return [it for it in ROWS if length >= it.least and (it.quick or not quick)
-            and (not it.press or it.press in presses)]
+def chosen(quick: bool, length: int, presses: Collection[str], only: Collection[str] = ()) -> list[Row]:
+    """The rows for contexts of a length, without those of presses that cannot be used; only: the full cache, and those whose
+    name contains one of these."""
+    return [it for it in ROWS if length >= it.least and (it.quick or only or not quick)
+            and (not it.press or it.press in presses) and (it.name == FULL or is_wanted(it, only))]
+
+
+def is_wanted(row: Row, only: Collection[str]) -> bool:
+    return not only or any(it in row.name for it in only)

@@ -112,6 +112,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="smollm2, or a folder of transformers")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--lengths", default="", help="tokens of contexts, as in 1024,4096")
+    parser.add_argument("--only", default="", help="parts of rows' names, as in int8,int4")
     parser.add_argument("--text", type=Path, action="append", default=[], help="a text instead of the repository's")
     return parser.parse_args()
 
@@ -119,6 +120,7 @@ def options() -> argparse.Namespace:
 def measure(given: argparse.Namespace, measured: plan.Plan, store: Store, found: dict[str, str], kvpress: bool
             ) -> tuple[Judge, str]:
     from judge import model
+    only = [it for it in given.only.split(",") if it]
     converted = given.model == "smollm2"
     folder = model.smollm2() if converted else Path(given.model)
     judge = Judge(folder, given.build.resolve(), max(*measured.lengths, measured.window) + 512, converted)
@@ -128,7 +130,9 @@ def measure(given: argparse.Namespace, measured: plan.Plan, store: Store, found:
         asker = Asker(judge, store, texts.sentences(found), pieces)
         asker.choose_form()
         presses = working(judge.alone, rows.ROWS) if kvpress else set()
-        plan.go(store, measured, lambda length: rows.chosen(measured.quick, length, presses), list(pieces), asker, log)
+        shared = [rows.SHARED] if rows.is_wanted(rows.SHARED, only) else []
+        plan.go(store, measured, lambda length: rows.chosen(measured.quick, length, presses, only), shared, list(pieces), asker,
+                log)
     finally:
         judge.pool.close()
     return judge, asker.form

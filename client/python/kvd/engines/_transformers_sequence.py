@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from contextlib import suppress
+from math import lcm
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ import kvd
 from . import _reduction
 from ._reduction import NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, slack_of, tokens_of
 from ._transformers_copy import gather
+from ._transformers_exact import SPANS, Exact
 
 log = logging.getLogger("kvd.engines.transformers")
 
@@ -37,9 +38,12 @@ class Rows:
 class Sequence:
     """A row's blocks: found ones, which are pinned, then its own, which are sealed when they are full."""
 
+    probing = False     # whether the tokens of the pass in progress will not stay
+
     def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int):
         self.space, self.size = space, space.geometry.block_tokens
         self.prompt, self.pad = tokens, pad
+        self.exact = Exact(space.geometry) if space.geometry.dtype in SPANS else None
         self.pin = self._find(salt)
         self.filling: list[kvd.Block] = []      # blocks behind the pinned ones
         self.found = self.pin.tokens // self.size * self.size   # a partial last block cannot be continued
@@ -60,7 +64,17 @@ class Sequence:
         return self.table.blocks
 
     def _find(self, salt: int) -> kvd.Pin:
-        return self.space.find(self.prompt[:-1], salt=salt)
+        return self._find_prefix(self.prompt[:-1], salt)
+
+    def _find_prefix(self, tokens: list[int], salt: int) -> kvd.Pin:
+        """Find the longest stored prefix; of whole spans, if there are any, because a found token has no exact row."""
+        step = lcm(self.size, self.exact.span) if self.exact else 1
+        pin = self.space.find(tokens, salt=salt)
+        while pin.tokens % step:
+            whole = pin.tokens // step * step
+            pin.release()
+            pin = self.space.find(tokens[:whole], salt=salt)
+        return pin
 
     def begin(self, new: list[int], first: int) -> None:
         """Begin a forward pass of tokens from position first on, which is negative before the end of the padding."""
@@ -89,14 +103,21 @@ class Sequence:
         n = len(self.new)
         if n:
             self.table.write(layer, self.length - self.first, n, k.last(row, n), v.last(row, n), k.width)
+        if n and self.exact:
+            self.exact.add(layer, self.length, n, k.last(row, n), v.last(row, n))
 
     def attend(self, layer: int, q: Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
         """Attend from the queries of a row that are not padding. The results lie behind out like the queries behind q.at."""
-        n = self.queries
-        if n:
-            at = q.last(row, n)
-            self.table.attend(layer, self.asking - self.first, n, heads, scale, at, q.width, out + at - q.at, q.width,
-                              after=self.after, **form)
+        if self.queries:
+            self._attend(layer, q, out, row, heads, scale, after=self.after, **form)
+
+    def _attend(self, layer: int, q: Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
+        at, n = q.last(row, self.queries), self.queries
+        exact = self.exact.of() if self.exact else None
+        self.table.attend(layer, self.asking - self.first, n, heads, scale, at, q.width, out + at - q.at, q.width, exact=exact,
+                          **form)
+        if self.exact and not self.probing:
+            self.exact.end(layer, self.length + len(self.new))
 
     def end(self) -> None:
         """End a forward pass, after all layers."""
@@ -191,7 +212,6 @@ class Followed(Sequence):
         self.scores: list[torch.Tensor] = []    # of the pass in progress, layer by layer: [kv_heads, tokens]
         self.scored: list[tuple[int, int, int]] = []    # the entries of which these are
         self.before: torch.Tensor | None = None         # what was seen before it
-        self.probing = False                            # its tokens will not stay
         super().__init__(space, tokens, pad, salt)
         blocks = -(-max(most, len(tokens)) // self.size) + 1
         self.kept = space.sequence(blocks + (blocks // LONG_STEP if self.frequencies else 0))      # with partial ones
@@ -208,7 +228,7 @@ class Followed(Sequence):
 
     def _find(self, salt: int) -> kvd.Pin:
         if self.finds:
-            return self.space.find(self.prompt[:-NOTED], salt=salt)
+            return self._find_prefix(self.prompt[:-NOTED], salt)
         return kvd.Pin(self.space, salt=salt)
 
     def _move(self, n: int, tokens: int) -> None:
@@ -238,11 +258,10 @@ class Followed(Sequence):
         if not self.looks or not n:
             form = {**form, "frequencies": self.frequencies} if self.after else form
             return super().attend(layer, q, out, row, heads, scale, **form)
-        at, reader = q.last(row, n), self._read(layer, heads, scale, n)
+        reader = self._read(layer, heads, scale, n)
         if not self.after:
-            reader.look(layer, at, q.width)
-        self.table.attend(layer, self.asking - self.first, n, heads, scale, at, q.width, out + at - q.at, q.width,
-                          after=reader if self.after else None, **form)
+            reader.look(layer, q.last(row, n), q.width)
+        self._attend(layer, q, out, row, heads, scale, after=reader if self.after else None, **form)
 
     def end(self) -> None:
         self.used += len(self.new)
