@@ -75,12 +75,13 @@ static struct block_shape shape_of(const struct config *c, uint32_t tokens, enum
                                 .layers = layers,
                                 .kv_heads = c->kv_heads,
                                 .head_dim = c->head_dim,
-                                .number_bytes = type == KVD_NUMBER_F32 ? 4 : 2};
+                                .row_bytes = kvd_row_bytes(type, c->head_dim),
+                                .state_bytes = kvd_row_bytes(type, state)};
 
-        s.head_bytes = tokens * c->head_dim * s.number_bytes;
+        s.head_bytes = tokens * s.row_bytes;
         s.plane_bytes = c->kv_heads * s.head_bytes;
         s.plain_bytes = 2 * layers * s.plane_bytes;
-        s.block_bytes = s.plain_bytes + tokens * state * s.number_bytes;
+        s.block_bytes = s.plain_bytes + tokens * s.state_bytes;
         return s;
 }
 
@@ -93,21 +94,7 @@ struct block_shape block_shape_of_layer(const struct config *c, uint32_t tokens,
         return shape_of(c, tokens, type, 1, c->hidden);
 }
 
-/* ---- numbers in planes ---- */
-
-static void store(const struct pass *p, uint8_t *to, const float *from, uint32_t n) {
-        if (p->shape.type == KVD_NUMBER_F32)
-                memcpy(to, from, n * sizeof *from);
-        else
-                p->ops->narrow((uint16_t *)to, from, n, p->shape.type);
-}
-
-static void fetch(const struct pass *p, float *to, const uint8_t *from, uint32_t n) {
-        if (p->shape.type == KVD_NUMBER_F32)
-                memcpy(to, from, n * sizeof *to);
-        else
-                p->ops->widen(to, (const uint16_t *)from, n, p->shape.type);
-}
+/* ---- rows in planes ---- */
 
 static uint32_t slot_of(const struct view *v, uint32_t position) {
         return v->slots ? v->slots[position] : position - v->gone;
@@ -127,8 +114,7 @@ static uint8_t *state_of(const struct pass *p, const struct view *v, uint32_t la
                          uint32_t position) {
         size_t slot = slot_of(v, position) % p->shape.tokens;
 
-        return block_of(p, v, layer, position) + p->shape.plain_bytes +
-               slot * p->model->config.hidden * p->shape.number_bytes;
+        return block_of(p, v, layer, position) + p->shape.plain_bytes + slot * p->shape.state_bytes;
 }
 
 static float *row_of(const struct pass *p, float *rows, size_t width, uint32_t position) {
@@ -156,12 +142,14 @@ static void store_keys_values(struct pass *p, uint32_t layer, struct range rows)
                 const float *k = row_of(p, p->qkv, qkv_width(c), r) + q_width(c),
                             *v = k + c->kv_heads * c->head_dim;
                 uint8_t *slot = block_of(p, p->view, layer, r) + layer_offset(p, p->view, layer) +
-                                slot_of(p->view, r) % s->tokens * (s->head_bytes / s->tokens);
+                                slot_of(p->view, r) % s->tokens * s->row_bytes;
 
                 for (uint32_t h = 0; h < c->kv_heads; h++) {
-                        store(p, slot + h * s->head_bytes, k + h * c->head_dim, c->head_dim);
-                        store(p, slot + s->plane_bytes + h * s->head_bytes, v + h * c->head_dim,
-                              c->head_dim);
+                        uint8_t *to = slot + h * s->head_bytes;
+
+                        p->ops->write_row(to, k + h * c->head_dim, c->head_dim, s->type);
+                        p->ops->write_row(to + s->plane_bytes, v + h * c->head_dim, c->head_dim,
+                                          s->type);
                 }
         }
 }
@@ -180,7 +168,7 @@ static struct kvd_attention attention(const struct pass *p, uint32_t layer, uint
                 .blocks = (const uint8_t *const *)v->blocks + (size_t)layer * v->n_blocks,
                 .k_offset = k_offset,
                 .v_offset = k_offset + s->plane_bytes,
-                .stride = c->head_dim * s->number_bytes,
+                .stride = s->row_bytes,
                 .type = s->type,
                 .block_tokens = s->tokens,
                 .dim = c->head_dim,
@@ -291,9 +279,10 @@ static void keep_states(struct pass *p, uint32_t layer, struct range rows) {
 
         for (uint32_t r = rows.from; r < rows.to; r++) {
                 uint8_t *state = state_of(p, p->view, layer, r);
+                float *x = row_of(p, p->x, hidden, r);
 
-                store(p, state, row_of(p, p->x, hidden, r), hidden);
-                fetch(p, row_of(p, p->x, hidden, r), state, hidden);
+                p->ops->write_row(state, x, hidden, p->shape.type);
+                p->ops->read_row(x, state, hidden, p->shape.type);
         }
 }
 
@@ -384,7 +373,8 @@ void pass_restore(struct pass *p, const struct view *view, uint32_t layer, uint3
         uint32_t hidden = p->model->config.hidden;
 
         for (uint32_t r = 0; r < to; r++)
-                fetch(p, row_of(p, p->x, hidden, r), state_of(p, view, layer, r), hidden);
+                p->ops->read_row(row_of(p, p->x, hidden, r), state_of(p, view, layer, r), hidden,
+                                 p->shape.type);
 }
 
 static void run_logits(void *data, uint32_t member) {

@@ -22,7 +22,8 @@ struct block_shape {
         uint32_t tokens;
         enum kvd_number type;
         uint32_t layers, kv_heads, head_dim;
-        size_t number_bytes, head_bytes, plane_bytes;
+        size_t row_bytes, state_bytes; /* of a token: a head's keys or values; the state */
+        size_t head_bytes, plane_bytes;
         size_t plain_bytes; /* size without a state plane */
         size_t block_bytes; /* size with the state plane, if there is one */
 };

@@ -99,13 +99,14 @@ static void add_block(const struct whole *w, const struct alike *to, const uint8
         const struct block_shape *s = &w->diffuser->shape;
         const struct kvd_bicache_ops *ops = w->diffuser->ops->bicache;
         uint32_t dim = w->diffuser->model->config.head_dim;
-        size_t row = dim * s->number_bytes;
 
         for (uint32_t h = 0; h < w->diffuser->model->config.kv_heads; h++) {
                 size_t k = h * s->head_bytes, v = k + s->plane_bytes;
 
-                ops->products(to->keys + first, alone + k, row, whole + k, row, s->type, n, dim);
-                ops->products(to->values + first, alone + v, row, whole + v, row, s->type, n, dim);
+                ops->products(to->keys + first, alone + k, s->row_bytes, whole + k, s->row_bytes,
+                              s->type, n, dim);
+                ops->products(to->values + first, alone + v, s->row_bytes, whole + v, s->row_bytes,
+                              s->type, n, dim);
         }
 }
 
