@@ -86,8 +86,8 @@ class Bench:
     def ask(self, prompt: str, tokens: int, *options: str) -> dict:
         (self.folder / "prompt").write_text(prompt)
         done = subprocess.run([self.kvlm, "--model", self.folder / "model", "--text", self.folder / "prompt",
-                               "--socket", self.socket, "--json", "--kv-type", self.kv_type, "--stop", "",
-                               "--max-tokens", str(tokens), *options], check=True, stdout=subprocess.PIPE)
+                               "--socket", self.socket, "--space", "model", "--json", "--kv-type", self.kv_type,
+                               "--stop", "", "--max-tokens", str(tokens), *options], check=True, stdout=subprocess.PIPE)
         return json.loads(done.stdout)
 
     def measure(self, prompt: str, n_tokens: int, setting: tuple[int, float] | None) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvlm with the committed model and methods enabled in its space: answers are found, and the pool is consistent.
+"""kvlm with the committed model and methods enabled in its space: answers are found, and the pool is consistent, whatever
+the type of keys and values.
 
     KVD=build/daemon/kvd KVCTL=build/tools/kvctl/kvctl KVLM=build/tools/kvlm/kvlm python3 tests/kvlm/test_methods.py
 """
@@ -26,6 +27,8 @@ CASES = [recall_case(WRITER, LENGTH, terse=False) for _ in range(QUESTIONS)]
 
 
 class Methods(unittest.TestCase):
+    kv_type, space = "f32", "model"
+
     def setUp(self) -> None:
         self.daemon = Instance("--backend", "host", "--pool", "64M")
         self.socket = self.daemon.socket
@@ -41,13 +44,14 @@ class Methods(unittest.TestCase):
         """Runs kvlm. On a busy machine the pool may take longer than kvlm's default --sync-wait, so this sets 10 s."""
         options = options if "--sync-wait" in options else (*options, "--sync-wait", "10000")
         done = subprocess.run([os.environ["KVLM"], "--model", str(MODEL), "--socket", self.socket, "--prompts",
-                               str(self.prompts), "--json", "--max-tokens", "8", "--decode-tail", str(TAIL), *options],
+                               str(self.prompts), "--json", "--max-tokens", "8", "--decode-tail", str(TAIL),
+                               "--kv-type", self.kv_type, *options],
                               check=True, stdout=subprocess.PIPE)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def recall(self, settings: str, *options: str) -> tuple[float, list[dict]]:
         """The share of questions that are answered correctly, and the reports."""
-        self.daemon.kvctl("space", "set", "model", *settings.split())
+        self.daemon.kvctl("space", "set", self.space, *settings.split())
         reports = self.ask(*options)
         right = [r["text"].split(".")[0] == TOKENS.decode(c.answer) for r, c in zip(reports, CASES)]
         return sum(right) / len(right), reports
@@ -102,6 +106,14 @@ class Methods(unittest.TestCase):
         _, reports = self.recall(f"keydiff=on keydiff.budget={LENGTH // 2} kvreviver=on kvreviver.budget=0.3 hshare=on "
                                  "hshare.top=100 memshare=on")
         self.assertTrue(all(r["generated_tokens"] for r in reports))
+
+
+class MethodsInBytes(Methods):
+    kv_type, space = "int8", "model-int8"
+
+
+class MethodsInHalfBytes(Methods):
+    kv_type, space = "int4", "model-int4"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/cache.h"
@@ -31,7 +32,8 @@ enum { BLOCK_TOKENS = 16 };
 static const char arithmetic[] = "kvlm arithmetic 1";
 
 _Static_assert((int)KVD_NUMBER_F32 == KVD_F32 && (int)KVD_NUMBER_F16 == KVD_F16 &&
-                       (int)KVD_NUMBER_BF16 == KVD_BF16,
+                       (int)KVD_NUMBER_BF16 == KVD_BF16 && (int)KVD_NUMBER_Q8 == KVD_Q8 &&
+                       (int)KVD_NUMBER_Q4 == KVD_Q4,
                "the kernels' types are the public ones");
 
 struct parts {
@@ -130,9 +132,10 @@ static int open_model(struct parts *p) {
         return 0;
 }
 
-/* A GPU can compute causal models without methods. */
+/* A GPU can compute causal models without methods, on numbers that are not quantised. */
 static bool fit_for_device(const struct parts *p) {
-        return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON;
+        return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON &&
+               !kvd_is_quantised(p->options.kv_type);
 }
 
 /* With --device auto, computes where the pool is, if that is possible. */
@@ -158,7 +161,8 @@ static int open_device(struct parts *p) {
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
                 return refuse(-ENOTSUP,
-                              "masked diffusion and methods run on the CPU only: use --device cpu");
+                              "quantised keys and values, masked diffusion and methods run on the "
+                              "CPU only: use --device cpu");
         if (options.ordinal < 0 && p->options.share)
                 r = device_of_pool(p->options.socket, &options.ordinal);
         if (r < 0)
@@ -268,6 +272,14 @@ static int answer_all(struct parts *p) {
         }
 }
 
+/* Hidden states beside keys and values have no quantised form. */
+static int refuse_states(const struct parts *p) {
+        return refuse(-ENOTSUP,
+                      "masked diffusion stores hidden states, which cannot be quantised: use "
+                      "--kv-type f32, f16 or bf16, not %s",
+                      p->options.kv_word);
+}
+
 /* Bidirectional models have their own loop. */
 static int diffuse_prompts(struct parts *p) {
         struct diffuse_parts parts = {
@@ -322,7 +334,7 @@ static int run(struct parts *p) {
         if (r < 0)
                 return r;
         if (p->model->config.bidirectional)
-                return diffuse_prompts(p);
+                return kvd_is_quantised(p->options.kv_type) ? refuse_states(p) : diffuse_prompts(p);
         r = open_engine(p);
         return r < 0 ? r : answer_all(p);
 }

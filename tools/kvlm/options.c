@@ -18,7 +18,7 @@
 
 enum { ORDINAL_MAX = 1023 };
 
-enum { SPACE = KVD_OPTION_OWN, STOP, DEVICE, HELP, VERSION }; /* kinds of our own */
+enum { SPACE = KVD_OPTION_OWN, KV_TYPE, STOP, DEVICE, HELP, VERSION }; /* kinds of our own */
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
@@ -29,6 +29,21 @@ static int read_space(const char *text, struct options *o) {
                         "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
                         KVD_NAME_MAX);
         strcpy(o->space, text);
+        return 0;
+}
+
+#define KV_TYPES "f32 f16 bf16 int8 int4"
+
+static int read_kv_type(const char *text, struct options *o) {
+        static const enum kvd_number numbers[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
+                                                  KVD_NUMBER_Q8, KVD_NUMBER_Q4};
+        int i = kvd_word_index(KV_TYPES, text);
+
+        if (i < 0)
+                return refuse(-EINVAL, "--kv-type takes one of these: " KV_TYPES "; not \"%s\"",
+                              text);
+        o->kv_type = numbers[i];
+        o->kv_word = text;
         return 0;
 }
 
@@ -103,11 +118,14 @@ static const struct kvd_option rows[] = {
         SECTION("Cache:"),
         TEXT("socket", socket, "PATH",
              "socket of the daemon (default: $KVD_SOCKET, or /run/kvd-0.sock)"),
-        {"space", 0, "NAME", "space in the cache (default: the name of the model's directory)",
+        {"space", 0, "NAME",
+         "space in the cache (default: the name of the model's directory, and of the "
+         "kv-type if it is not f32)",
          .kind = SPACE},
         FLAG("no-share", share, 0, "use no daemon"),
-        WORD("kv-type", kv_type, KVD_NUMBER_F32, "f32 f16 bf16", "TYPE",
-             "keys and values as f32 (default), f16 or bf16"),
+        {"kv-type", 0, "TYPE",
+         "keys and values as f32 (default), f16 or bf16; or quantised to int8 or int4 (on the CPU)",
+         .kind = KV_TYPE},
         FLAG("verify", verify, 1,
              "after each prompt, recompute what was reused and compare every byte"),
         SECTION("Answers:"),
@@ -198,7 +216,7 @@ static int show_help(void) {
 /* ---- command line ---------------------------------------------------------------------------- */
 
 /* The directory's base name; characters that a space's name cannot have are replaced. */
-static void default_space(const char *directory, char *ret) {
+static void name_model(const char *directory, char *ret) {
         size_t end = strlen(directory), start, n;
 
         while (end > 1 && directory[end - 1] == '/')
@@ -216,6 +234,16 @@ static void default_space(const char *directory, char *ret) {
                 strcpy(ret, "kvlm");
 }
 
+/* A space has one type of numbers, so each type other than the default has its own name. */
+static void default_space(struct options *o) {
+        size_t room = sizeof o->space - strlen(o->kv_word) - 2, at;
+
+        name_model(o->model, o->space);
+        at = MIN(strlen(o->space), room);
+        if (o->kv_type != KVD_NUMBER_F32)
+                snprintf(o->space + at, sizeof o->space - at, "-%s", o->kv_word);
+}
+
 static int check(struct options *o) {
         int inputs = !!o->prompts + !!o->text + !!o->tokens + !!o->tokenize;
 
@@ -231,7 +259,7 @@ static int check(struct options *o) {
                 return refuse(-EINVAL,
                               "--document is put before texts: it needs --prompts or --text");
         if (!*o->space)
-                default_space(o->model, o->space);
+                default_space(o);
         return 1;
 }
 
@@ -243,6 +271,7 @@ static int take(const struct kvd_option *option, const char *value, struct optio
         case HELP: return show_help();
         case VERSION: puts("kvlm (kvd) " KVD_VERSION); return 0;
         case SPACE: r = read_space(value, o); break;
+        case KV_TYPE: r = read_kv_type(value, o); break;
         case STOP: r = read_stop(value, o); break;
         case DEVICE: r = read_device(value, o); break;
         default: r = kvd_option_store(option, value, o, &kvlm_why);
@@ -272,6 +301,7 @@ int options_parse(int argc, char **argv, struct options *ret) {
         struct options o = {
                 .share = true,
                 .kv_type = KVD_NUMBER_F32,
+                .kv_word = "f32",
                 .max_tokens = 64,
                 .chunk = 256,
                 .threads = 1,

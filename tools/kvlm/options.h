@@ -29,6 +29,7 @@ struct options {
         const char *document, *logits; /* NULL: none */
         char *stop;
         enum kvd_number kv_type;
+        const char *kv_word; /* its word on the command line */
         uint32_t max_tokens, chunk, threads;
         /* number of last tokens of a prompt that are computed one by one, as if generated */
         uint32_t decode_tail;
