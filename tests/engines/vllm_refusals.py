@@ -11,22 +11,31 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import torch
+from safetensors.torch import load_file, save_file
+from vllm.config.cache import CacheDType
 from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+from vllm.v1.attention.backends.turboquant_attn import TurboQuantAttentionBackend
 from vllm.v1.kv_cache_interface import (FullAttentionSpec, HiddenStateCacheSpec, KVCacheConfig, KVCacheGroupSpec,
                                         KVCacheTensor, KVQuantMode, MambaSpec, MLAAttentionSpec, SlidingWindowMLASpec,
-                                        SlidingWindowSpec)
+                                        SlidingWindowSpec, create_kv_cache_views, get_kv_quant_mode)
+from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_engine import connector
 
 import kvd
 from kvd.engines import _vllm_space as space
+from kvd.engines._vllm_copier import Copier, Job
 from kvd.engines._vllm_layout import register
 
 SOCKET, MODEL = sys.argv[1:3]
 PLAIN = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
 LATENT = PLAIN | {"num_kv_heads": 1}
+GPU = SimpleNamespace(is_cpu=lambda: False, is_rocm=lambda: False, get_device_capability=lambda: (10, 0))
 STATE = MambaSpec(block_size=32, shapes=((64, 64),), dtypes=(torch.float32,), mamba_cache_mode="align")
 
 
@@ -151,12 +160,8 @@ def check_gpus() -> None:
 
 def check_caches() -> None:
     config = config_of()
-    for spec in (FullAttentionSpec(**PLAIN, sliding_window=64), FullAttentionSpec(**PLAIN, attention_chunk_size=64),
-                 FullAttentionSpec(**PLAIN, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)):
+    for spec in (FullAttentionSpec(**PLAIN, sliding_window=64), FullAttentionSpec(**PLAIN, attention_chunk_size=64)):
         space.refuse_in_place(config, caches_of(spec))
-    for mode in KVQuantMode:
-        if mode not in space.SCALES_WITH_WEIGHTS:
-            refused("whose scales are not in the weights", config, caches_of(FullAttentionSpec(**PLAIN, kv_quant_mode=mode)))
     refused("not causal", config, caches_of(FullAttentionSpec(**PLAIN, non_causal=True)))
     window = SlidingWindowSpec(**PLAIN, sliding_window=64)
     refused("without full attention", config, caches_of(window))
@@ -173,6 +178,86 @@ def check_caches() -> None:
         loose = caches_of(FullAttentionSpec(**PLAIN))
         loose.kv_cache_tensors[0] = dataclasses.replace(loose.kv_cache_tensors[0], **change)
         refused("not packed", config, loose)
+
+
+def quantised(dtype: str) -> FullAttentionSpec:
+    """The pages of a kv_cache_dtype, as the backends that have it describe them."""
+    mode, latent = get_kv_quant_mode(dtype), {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}.get(dtype)
+    if latent:
+        return MLAAttentionSpec(**LATENT | {"head_size": 576, "dtype": torch.uint8}, kv_quant_mode=mode, cache_dtype_str=dtype,
+                                state_content_bytes=latent)
+    spec = FullAttentionSpec(**PLAIN | {"dtype": torch.uint8}, kv_quant_mode=mode)
+    if mode.is_nvfp4:           # as FlashInfer's, which is not installed here
+        return dataclasses.replace(spec, num_head_slots=4, state_content_bytes=nvfp4_kv_cache_full_dim(32))
+    return (TurboQuantAttentionBackend if mode.is_turboquant else TritonAttentionBackend).customize_spec(spec)
+
+
+def check_quantised() -> None:
+    """Each kv_cache_dtype of vLLM is taken with its scales, in a space of its own, or refused with the reason."""
+    config, names = config_of(), {}
+    for dtype in get_args(CacheDType):
+        caches = caches_of(quantised(dtype))
+        with changed(config.cache_config, "cache_dtype", dtype), changed(space, "_kernels", lambda *_: "gpu"), \
+                changed(space, "current_platform", GPU):
+            if dtype.endswith("per_token_head"):
+                refused(f"{dtype}, since vLLM's first step resets the scales in all blocks", config, caches)
+                continue
+            space.refuse_in_place(config, caches)
+            names[dtype] = space.open_space(config, caches, "blhnc").name
+            assert space.open_space(config, caches, "blhnc").name == names[dtype]
+    assert len({*names.values()}) == len(names) == len(get_args(CacheDType)) - 3, names
+    mode = SimpleNamespace(name="FP2_ELSEWHERE")
+    refused("whose scales may be outside of its pages", config, caches_of(FullAttentionSpec(**PLAIN, kv_quant_mode=mode)))
+
+
+def check_formats() -> None:
+    """Quantised pages of another layout, or written by another kind of GPU, are in other spaces; plain numbers are not."""
+    config, fours, plain = config_of(), caches_of(quantised("nvfp4")), caches_of(FullAttentionSpec(**PLAIN))
+    names = []
+    for capability, layout in ((10, "BLHNC"), (12, "BLHNC"), (10, "LBNHC")):
+        gpu = SimpleNamespace(**vars(GPU) | {"get_device_capability": lambda it=capability: (it, 0)})
+        with changed(space, "current_platform", gpu), changed(config.cache_config, "kv_cache_layout", layout), \
+                changed(space, "_kernels", lambda *_: "gpu"):
+            names += [[space.open_space(config, it, "lhnc").name for it in (fours, plain)]]
+    assert [len({*it}) for it in zip(*names)] == [3, 1], names
+    with changed(space, "current_platform", SimpleNamespace(**vars(GPU) | {"is_rocm": lambda: True})):
+        space.refuse_in_place(config, fours)
+        refused("depends on what is installed", config, caches_of(quantised("turboquant_4bit_nc")))
+
+
+def check_pages_by_copy() -> None:
+    """All bytes of a quantised page are copied, numbers and scales, from the views that vLLM makes of them."""
+    for dtype in ("nvfp4", "fp8_ds_mla", "nvfp4_ds_mla", "turboquant_k8v4"):
+        caches, memory = caches_of(quantised(dtype)), []
+        (tensor,) = caches.kv_cache_tensors
+        space.refuse_always(config_of(), caches)
+        for job in (Job("store", 0, 0, [3, 4], [*range(64)]), Job("load", 0, 0, [8, 9], [*range(64)])):
+            with changed(space, "current_platform", GPU), changed(space, "_kernels", lambda *_: "gpu"):
+                copier = Copier(space.open_space(config_of(space=dtype, fingerprint=dtype), caches, "lhnc"), 32)
+            memory += [torch.randint(256, (tensor.size,), dtype=torch.uint8)]
+            copier.register(create_kv_cache_views(memory[-1], caches.kv_cache_groups[0].kv_cache_spec, caches.num_blocks,
+                                                  KVCacheLayout.BLHNC, tensor))
+            getattr(copier, job.request_id)(job)
+            copier.forget()
+            assert not copier.failed
+        one, two = (it.view(caches.num_blocks, -1) for it in memory)
+        assert torch.equal(one[3:5], two[8:10]) and not torch.equal(one[5], two[10]), dtype
+
+
+def check_scales_of_fp8() -> None:
+    """The scales of an fp8 cache are among the weights, so that other scales give another space."""
+    names = []
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(MODEL, other := Path(folder) / "model")
+        file = other / "model.safetensors"
+        tensors = load_file(file)
+        for key, value in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.5)):
+            at = "model.layers.0.self_attn.attn."
+            save_file(tensors | {at + "k_scale": torch.tensor(key), at + "v_scale": torch.tensor(value)}, file)
+            config = config_of(str(other))
+            with changed(config.cache_config, "cache_dtype", "fp8"), changed(space, "_kernels", lambda *_: "cpu-vec"):
+                names += [space.open_space(config, caches_of(quantised("fp8")), "blhnc").name]
+    assert len({*names}) == 3, names
 
 
 def check_version() -> None:
@@ -245,5 +330,5 @@ def check_layout() -> None:
 
 if __name__ == "__main__":
     for check in (check_version, check_configurations, check_methods, check_gpus, check_caches, check_spaces, check_spaces_of_drafts,
-                  check_layout):
+                  check_quantised, check_formats, check_pages_by_copy, check_scales_of_fp8, check_layout):
         check()

