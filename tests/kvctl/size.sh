@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kvctl size: for a model's config.json, it prints exactly the sizes that a daemon would have; and its refusals. ROOT is
-# the source tree.
+# kvctl size: for a model's config.json, it prints exactly the sizes that a daemon would have; and its refusals. kvctl
+# status: how many blocks of a type the pool holds. ROOT is the source tree.
 . "$(dirname "$0")/lib.sh"
 : "${ROOT:?source tree}"
 start_daemon --pool 128M
@@ -32,6 +32,21 @@ import json, sys
 made, said = json.load(open(sys.argv[1]))["spaces"][0], json.load(open(sys.argv[2]))["size"]
 assert made["block_bytes"] == said["block_bytes"]
 assert 0 <= made["index_bytes"] - said["index_bytes"] <= 4096, (made, said)  # the versions of segments
+EOS
+
+# The table says how many blocks of a model the pool holds as f16, q8 and q4: 131,072, 69,632 and 36,864 bytes each.
+for dtype in f16 q8 q4; do
+        kvctl 0 space create "as-$dtype" --layers 8 --kv-heads 4 --head-dim 64 --dtype $dtype --vocab 760
+done
+kvctl 0 status
+says '^as-f16  8x4x64 f16 x 16  lru  *128 KiB  1024  ' '^as-q8  *8x4x64 q8 x 16  *lru  *68.0 KiB  1927  ' \
+     '^as-q4  *8x4x64 q4 x 16  *lru  *36.0 KiB  3640  '
+python3 - "$dir/out" <<'EOS' || wrong "the pool does not hold 1.88 and 3.55 times as many"
+import sys
+rows = [line.split() for line in open(sys.argv[1])]
+(head,) = [row for row in rows if row[:2] == ["SPACE", "SHAPE"]]
+most = {row[0]: int(row[head.index("MOST") + 4]) for row in rows if row and row[0].startswith("as-")}    # f16, x, 16, KiB
+assert [round(most[name] / most["as-f16"], 2) for name in ("as-q8", "as-q4")] == [1.88, 3.55], most
 EOS
 
 # only whole blocks are shared: 20 tokens in common are one block, and each request has its own copy of the other four

@@ -13,10 +13,10 @@ says "^pid  *$daemon\$" '^administrator  *yes$' '^spaces  *1$' '^llama  2x2x8 f3
 kvctl 0 spaces
 says '^SPACE .* REUSED  METHODS$' '60\.0 %  -$'
 says_not DOMAIN # there is only one
-fits 110
+fits 112
 kvctl 0 clients
 says "^CLIENT .* HELD .* AGE\$" " $filler .* kvctl-filler  yes " ' kvctl  *yes '
-fits 110
+fits 112
 
 kvctl 0 tiers
 says '^There is nothing below the pool; "file", "remote" and "host_tier" in kvd.conf(5) add tiers\.$'

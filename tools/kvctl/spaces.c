@@ -33,7 +33,7 @@ static const struct column space_columns[] = {
         {"geometry.fingerprint", NULL, UNIT_NONE},
         {"geometry.layout", NULL, UNIT_NONE},
         {"block_bytes", "BLOCK", UNIT_BYTES},
-        {"max_blocks", NULL, UNIT_COUNT},
+        {"max_blocks", "MOST", UNIT_COUNT},
         {"capacity", NULL, UNIT_COUNT},
         {"index_bytes", NULL, UNIT_BYTES},
         {"segment_bytes", NULL, UNIT_BYTES},
