@@ -228,11 +228,23 @@ int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t
         return e < 0 ? e : look(r, layer, q, ldq, 0, r->n);
 }
 
+/* Exact rows end with the last token of what is computed, of which the pass has some more. */
+static const struct kvd_exact *exact_before(const struct kvd_exact *e, uint32_t more,
+                                            struct kvd_exact *ret) {
+        if (!e || e->n <= more)
+                return NULL;
+        *ret = *e;
+        ret->n -= more;
+        return ret;
+}
+
 /* Tokens [first, first + n) of the pass. */
 static int attend(struct kvd_reader *r, uint32_t layer, const struct kvd_table *table,
                   const struct kvd_heads *heads, const float *q, size_t ldq, float *out, size_t ldo,
                   uint32_t first, uint32_t n) {
         struct kvd_table piece = *table;
+        struct kvd_heads form = *heads;
+        struct kvd_exact exact;
         struct kvd_seen seen;
         bool rounds = r->ready && r->residency;
         int e;
@@ -243,11 +255,12 @@ static int attend(struct kvd_reader *r, uint32_t layer, const struct kvd_table *
                 return e;
         piece.first += first;
         piece.n = n;
+        form.exact = exact_before(heads->exact, r->n - (first + n), &exact);
         if (rounds)
-                return rounds_attend(r, layer, &piece, heads, q + first * ldq, ldq,
+                return rounds_attend(r, layer, &piece, &form, q + first * ldq, ldq,
                                      out + first * ldo, ldo);
         reader_seen(r, layer, &seen);
-        return kvd_sequence_attention(&seen, layer, &piece, heads, q + first * ldq, ldq,
+        return kvd_sequence_attention(&seen, layer, &piece, &form, q + first * ldq, ldq,
                                       out + first * ldo, ldo);
 }
 

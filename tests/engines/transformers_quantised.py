@@ -160,6 +160,53 @@ def test_rows_of_a_batch_are_computed_as_if_alone(server, space):
                 near(logits[-1], logits_of(ours, prompt, cache)[-1])
 
 
+def test_a_pass_that_failed_is_done_again(server, space):
+    """Layers that had ended their attention had dropped the tokens before the pass."""
+    ids = document(46, 290)
+    with opened(server, "int4") as own:
+        with KvdCache(ours, own, ids, salt=5) as cache:
+            whole = logits_of(ours, ids, cache)
+        with KvdCache(ours, own, ids, salt=6) as cache:
+            logits_of(ours, ids[:100], cache)
+            last = cache._own[-1]
+            last.attend = None
+            try:
+                logits_of(ours, ids[100:200], cache)
+            except TypeError:
+                del last.attend
+            near(torch.cat([logits_of(ours, ids[a:b], cache) for a, b in ((100, 200), (200, 201), (201, 290))]), whole[100:])
+
+
+def test_tokens_behind_an_answer_see_their_own_span(server, space):
+    """With kvreviver=on, a pass is computed in pieces, each of which took the last tokens of the pass for its own."""
+    ids, more = document(46, 290), document(51, 40)
+    with opened(server, "int4", name="revived") as own:
+        own.set("kvreviver", 1)
+        own.set("kvreviver.budget", 1)
+        logits = []
+        for cuts in ([40], [16, 16, 8]):
+            with KvdCache(ours, own, ids) as cache:
+                logits_of(ours, ids, cache)
+                parts = [logits_of(ours, more[sum(cuts[:i]):][:n], cache) for i, n in enumerate(cuts)]
+                logits.append(torch.cat(parts))
+        near(*logits)
+
+
+def test_what_torch_makes_by_default_does_not_matter(server, space):
+    ids = document(46, 290)
+    with opened(server, "int4") as own:
+        with KvdCache(ours, own, ids, salt=8) as cache:
+            whole = logits_of(ours, ids, cache)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.inference_mode():
+                cache = KvdCache(ours, own, ids, salt=9)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        with cache:
+            near(torch.cat([logits_of(ours, ids[:200], cache), logits_of(ours, ids[200:], cache)]), whole)
+
+
 def test_other_dtypes_share_nothing(server, space):
     ids = document(42, 100)
     for dtype in ("int8", "int4"):

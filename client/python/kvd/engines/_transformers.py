@@ -193,7 +193,8 @@ class KvdCache(Cache):
 
     input_ids is the prompt: [n], or [rows, n] with padding on the left, as attention_mask [rows, n] says (None: no
     padding). Each row begins with the longest stored prefix of all but its last token. generate() and plain calls of the
-    model continue behind `found` columns. Caches with different salts share no blocks. close(), the end of a with block,
+    model continue behind `found` columns. Caches with different salts share no blocks. With blocks of int4, logits of columns
+    that a row of a batch has found, and that are computed again for another row, are approximate. close(), the end of a with block,
     or the garbage collector releases all blocks.
 
     With a budget, each layer and KV head of a row keeps so many tokens, those to which scorer gives the highest scores beside
@@ -305,6 +306,8 @@ class KvdCache(Cache):
         for row, it in enumerate(self._sequences):
             if self._length > it.pad:
                 stored[:, :, row:row + 1, :, it.pad:] = it.copy(self._length - it.pad)
+            if self._length > it.pad and it.exact:
+                it.exact.put(stored[:, :, row, :, it.pad:])
         return stored
 
     def _seen(self) -> torch.Tensor:

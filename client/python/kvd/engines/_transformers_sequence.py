@@ -38,8 +38,6 @@ class Rows:
 class Sequence:
     """A row's blocks: found ones, which are pinned, then its own, which are sealed when they are full."""
 
-    probing = False     # whether the tokens of the pass in progress will not stay
-
     def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int):
         self.space, self.size = space, space.geometry.block_tokens
         self.prompt, self.pad = tokens, pad
@@ -86,6 +84,8 @@ class Sequence:
             raise ValueError(f"from position {self.asking} on, these are not the tokens that this cache was made for:"
                              " the model must get the same input_ids, with the same padding")
         self.new = new[max(self.length - first, 0):]
+        if self.exact:
+            self.exact.begin(self.length)
 
     def make_room(self) -> None:
         """Allocate blocks for the new tokens. Raises kvd.Error if that fails."""
@@ -104,7 +104,7 @@ class Sequence:
         if n:
             self.table.write(layer, self.length - self.first, n, k.last(row, n), v.last(row, n), k.width)
         if n and self.exact:
-            self.exact.add(layer, self.length, n, k.last(row, n), v.last(row, n))
+            self.exact.add(layer, n, k.last(row, n), v.last(row, n))
 
     def attend(self, layer: int, q: Rows, out: int, row: int, heads: int, scale: float, **form: Any) -> None:
         """Attend from the queries of a row that are not padding. The results lie behind out like the queries behind q.at."""
@@ -116,13 +116,15 @@ class Sequence:
         exact = self.exact.of() if self.exact else None
         self.table.attend(layer, self.asking - self.first, n, heads, scale, at, q.width, out + at - q.at, q.width, exact=exact,
                           **form)
-        if self.exact and not self.probing:
-            self.exact.end(layer, self.length + len(self.new))
+        if self.exact:
+            self.exact.end(layer)
 
     def end(self) -> None:
         """End a forward pass, after all layers."""
         self.tokens += self.new
         self.length += len(self.new)
+        if self.exact:
+            self.exact.commit(self.length)
         self.publish()
 
     def publish(self) -> None:
@@ -212,6 +214,7 @@ class Followed(Sequence):
         self.scores: list[torch.Tensor] = []    # of the pass in progress, layer by layer: [kv_heads, tokens]
         self.scored: list[tuple[int, int, int]] = []    # the entries of which these are
         self.before: torch.Tensor | None = None         # what was seen before it
+        self.probing = False                            # its tokens will not stay
         super().__init__(space, tokens, pad, salt)
         blocks = -(-max(most, len(tokens)) // self.size) + 1
         self.kept = space.sequence(blocks + (blocks // LONG_STEP if self.frequencies else 0))      # with partial ones
