@@ -458,6 +458,14 @@ static void begin_reload(struct daemon *d) {
 
 /* ---- signals --------------------------------------------------------------------------------- */
 
+static void log_end(const struct daemon *d, const struct signalfd_siginfo *info) {
+        if (d->parent && getppid() != d->parent)
+                log_info("process %d, which started kvd, has ended: ending", d->parent);
+        else
+                log_info("%s from process %u: ending",
+                         info->ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT", info->ssi_pid);
+}
+
 static void signal_came(struct loop_source *source, short revents) {
         struct daemon *d = container_of(source, struct daemon, signals);
         struct signalfd_siginfo info;
@@ -469,11 +477,7 @@ static void signal_came(struct loop_source *source, short revents) {
                 return;
         }
         d->ending = true;
-        if (d->parent && getppid() != d->parent)
-                log_info("process %d, which started kvd, has ended: ending", d->parent);
-        else
-                log_info("%s from process %u: ending",
-                         info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT", info.ssi_pid);
+        log_end(d, &info);
         loop_quit(d->loop);
 }
 
