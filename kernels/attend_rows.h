@@ -41,7 +41,8 @@ struct kvd_attend_ops {
                        uint32_t rows, uint32_t dim);
 };
 
-extern const struct kvd_attend_ops kvd_attend_scalar, kvd_attend_avx2, kvd_attend_avx512;
+extern const struct kvd_attend_ops kvd_attend_scalar, kvd_attend_avx2, kvd_attend_avx512,
+        kvd_attend_neon;
 
 /* Bytes of 16 keys side by side, widened to floats. */
 static inline size_t kvd_attend_stage(uint32_t dim) {

@@ -29,7 +29,8 @@ struct kvd_bicache_ops {
                          size_t stride_b, enum kvd_number type, uint32_t n, uint32_t dim);
 };
 
-extern const struct kvd_bicache_ops kvd_bicache_scalar, kvd_bicache_avx2, kvd_bicache_avx512;
+extern const struct kvd_bicache_ops kvd_bicache_scalar, kvd_bicache_avx2, kvd_bicache_avx512,
+        kvd_bicache_neon;
 
 /* ab / (|a| |b|); 0 if one of them is 0. */
 double kvd_cosine(const struct kvd_products *p);

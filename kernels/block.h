@@ -41,7 +41,8 @@ struct kvd_block_ops {
                         const uint32_t *index, uint32_t n);
 };
 
-extern const struct kvd_block_ops kvd_block_scalar, kvd_block_avx2, kvd_block_avx512;
+extern const struct kvd_block_ops kvd_block_scalar, kvd_block_avx2, kvd_block_avx512,
+        kvd_block_neon;
 
 #ifdef __cplusplus
 }

@@ -203,6 +203,39 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
         ends_of(&to->least.high, &to->step.high, later);
 }
 
+#elif defined(KVD_ISA_NEON)
+
+KERNEL float product(uint8x16_t low, uint8x16_t high, const struct kvd_label_query *q) {
+        uint8x16_t of_low = vld1q_u8(q->low), of_high = vld1q_u8(q->high);
+        uint16x8_t sum = vmull_u8(vget_low_u8(low), vget_low_u8(of_low));
+
+        sum = vmlal_high_u8(sum, low, of_low);
+        sum = vmlal_u8(sum, vget_low_u8(high), vget_low_u8(of_high));
+        return (float)vaddlvq_u16(vmlal_high_u8(sum, high, of_high));
+}
+
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
+                     uint32_t n_q) {
+        float dot[QUERIES][KVD_LANES], sum[KVD_LANES];
+        uint16_t ends[2][KVD_LANES];
+
+        for (uint32_t t = 0; t < KVD_LANES; t++, labels += USUAL_BYTES) {
+                uint8x16_t both = vld1q_u8(labels), low = vandq_u8(both, vdupq_n_u8(15)),
+                           high = vshrq_n_u8(both, 4);
+
+                for (uint32_t g = 0; g < n_q; g++)
+                        dot[g][t] = product(low, high, q + g);
+                sum[t] = (float)vaddlvq_u8(vaddq_u8(low, high));
+                memcpy(&ends[0][t], labels + 16, 2);
+                memcpy(&ends[1][t], labels + 18, 2);
+        }
+        for (uint32_t g = 0; g < n_q; g++)
+                to->dot[g] = lanes_load(dot[g]);
+        to->sum = lanes_load(sum);
+        to->least = lanes_widen(ends[0], KVD_NUMBER_F16);
+        to->step = lanes_widen(ends[1], KVD_NUMBER_F16);
+}
+
 #endif
 
 /* One label at a time, for any number of channels. */

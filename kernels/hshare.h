@@ -91,7 +91,8 @@ struct kvd_hshare_ops {
                       size_t stride, enum kvd_number type, uint32_t n, uint32_t dim);
 };
 
-extern const struct kvd_hshare_ops kvd_hshare_scalar, kvd_hshare_avx2, kvd_hshare_avx512;
+extern const struct kvd_hshare_ops kvd_hshare_scalar, kvd_hshare_avx2, kvd_hshare_avx512,
+        kvd_hshare_neon;
 
 /* Bytes of a key's label. */
 static inline size_t kvd_label_bytes(uint32_t n_channels) {

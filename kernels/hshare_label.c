@@ -7,6 +7,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/hshare_select.h"
+#include "kernels/hshare_store.h"
 #include "kernels/interleave.h"
 #include "kernels/rows.h"
 
@@ -285,14 +286,10 @@ KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
 
 /* As through_f16() for 16 lanes: -0 becomes 0. */
 KERNEL lanes through_f16_16(lanes a) {
-#if defined(KVD_ISA_AVX512)
-        lanes back = lanes_from_half(lanes_to_half(a, KVD_NUMBER_F16), KVD_NUMBER_F16);
-#else
-        lanes back = {lanes_from_half(lanes_to_half(a.low, KVD_NUMBER_F16), KVD_NUMBER_F16),
-                      lanes_from_half(lanes_to_half(a.high, KVD_NUMBER_F16), KVD_NUMBER_F16)};
-#endif
+        uint16_t half[KVD_LANES];
 
-        return lanes_add(back, lanes_zero());
+        lanes_narrow(half, a, KVD_NUMBER_F16);
+        return lanes_add(lanes_widen(half, KVD_NUMBER_F16), lanes_zero());
 }
 
 /*
@@ -335,96 +332,6 @@ KERNEL lanes four_codes(const lanes code[4]) {
         return lanes_fma(lanes_fma(lanes_fma(code[3], sixteen, code[2]), sixteen, code[1]), sixteen,
                          code[0]);
 }
-
-/* ---- 16 labels of 20 bytes from their words, one label a lane ---- */
-
-#if defined(KVD_ISA_AVX512)
-
-/* Two 16-bit numbers in a word, the first in the low half. */
-KERNEL __m512i word_of(lanes low, lanes high) {
-        return _mm512_or_si512(_mm512_cvttps_epi32(low),
-                               _mm512_slli_epi32(_mm512_cvttps_epi32(high), 16));
-}
-
-KERNEL void store_quarter(uint8_t *labels, __m512i words, int quarter) {
-        labels += (size_t)quarter * 4 * USUAL_BYTES;
-        _mm_storeu_si128((void *)labels, quarter == 0 ? _mm512_castsi512_si128(words) :
-                                         quarter == 1 ? _mm512_extracti32x4_epi32(words, 1) :
-                                         quarter == 2 ? _mm512_extracti32x4_epi32(words, 2) :
-                                                        _mm512_extracti32x4_epi32(words, 3));
-}
-
-KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4], lanes least,
-                         lanes step) {
-        __m512i a[4], b[4];
-        uint32_t ends[KVD_LANES];
-
-        for (int w = 0; w < 4; w++)
-                a[w] = word_of(low[w], high[w]);
-        for (int i = 0; i < 2; i++) {
-                b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-                b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-        }
-        for (int i = 0; i < 2; i++) {
-                a[2 * i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-                a[2 * i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        }
-        /* quarter i of a[j] has the codes of label 4 i + j */
-        for (int i = 0; i < KVD_LANES; i++)
-                store_quarter(labels + (size_t)(i % 4) * USUAL_BYTES, a[i % 4], i / 4);
-        a[0] = _mm512_cvtepu16_epi32(lanes_to_half(least, KVD_NUMBER_F16));
-        a[1] = _mm512_cvtepu16_epi32(lanes_to_half(step, KVD_NUMBER_F16));
-        _mm512_storeu_si512(ends, _mm512_or_si512(a[0], _mm512_slli_epi32(a[1], 16)));
-        for (int t = 0; t < KVD_LANES; t++)
-                memcpy(labels + (size_t)t * USUAL_BYTES + 16, &ends[t], 4);
-}
-
-#else
-
-KERNEL __m256i word_of(__m256 low, __m256 high) {
-        return _mm256_or_si256(_mm256_cvttps_epi32(low),
-                               _mm256_slli_epi32(_mm256_cvttps_epi32(high), 16));
-}
-
-/* Stores eight labels; words[i] has word i of each. */
-KERNEL void store_8(uint8_t *labels, const __m256i words[4], __m128i least, __m128i step) {
-        __m256i a[4], b[4];
-        uint32_t ends[8];
-
-        for (int i = 0; i < 2; i++) {
-                b[2 * i] = _mm256_unpacklo_epi32(words[2 * i], words[2 * i + 1]);
-                b[2 * i + 1] = _mm256_unpackhi_epi32(words[2 * i], words[2 * i + 1]);
-        }
-        for (int i = 0; i < 2; i++) {
-                a[2 * i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
-                a[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
-        }
-        _mm_storeu_si128((void *)ends, _mm_unpacklo_epi16(least, step));
-        _mm_storeu_si128((void *)(ends + 4), _mm_unpackhi_epi16(least, step));
-        for (int i = 0; i < 8; i++) {
-                __m128i codes = i < 4 ? _mm256_castsi256_si128(a[i % 4]) :
-                                        _mm256_extracti128_si256(a[i % 4], 1);
-
-                _mm_storeu_si128((void *)(labels + (size_t)i * USUAL_BYTES), codes);
-                memcpy(labels + (size_t)i * USUAL_BYTES + 16, &ends[i], 4);
-        }
-}
-
-KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4], lanes least,
-                         lanes step) {
-        __m256i first[4], last[4];
-
-        for (int w = 0; w < 4; w++) {
-                first[w] = word_of(low[w].low, high[w].low);
-                last[w] = word_of(low[w].high, high[w].high);
-        }
-        store_8(labels, first, lanes_to_half(least.low, KVD_NUMBER_F16),
-                lanes_to_half(step.low, KVD_NUMBER_F16));
-        store_8(labels + (size_t)8 * USUAL_BYTES, last, lanes_to_half(least.high, KVD_NUMBER_F16),
-                lanes_to_half(step.high, KVD_NUMBER_F16));
-}
-
-#endif
 
 KERNEL void label_16(uint8_t *labels, const uint8_t *k, const uint16_t *channels,
                      const struct keys *keys, enum kvd_number type) {

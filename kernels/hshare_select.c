@@ -181,17 +181,7 @@ __attribute__((target("avx512vpopcntdq"))) static uint32_t common_counted(const 
 
 #endif
 
-#if defined(KVD_ISA_SCALAR)
-
-static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
-        uint32_t sum = 0;
-
-        for (uint32_t w = 0; w < words; w++)
-                sum += (uint32_t)__builtin_popcountll(a[w] & b[w]);
-        return sum;
-}
-
-#else
+#if defined(KVD_ISA_AVX2) || defined(KVD_ISA_AVX512)
 
 /*
  * Counts the bits of both halves of each byte with a table of 16; _mm256_sad_epu8 adds up the
@@ -220,6 +210,16 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
                 rest += (uint32_t)__builtin_popcountll(a[w] & b[w]);
         _mm256_storeu_si256((void *)parts, sum);
         return rest + (uint32_t)(parts[0] + parts[1] + parts[2] + parts[3]);
+}
+
+#else
+
+static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
+        uint32_t sum = 0;
+
+        for (uint32_t w = 0; w < words; w++)
+                sum += (uint32_t)__builtin_popcountll(a[w] & b[w]);
+        return sum;
 }
 
 #endif

@@ -114,6 +114,48 @@ KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size
                                            type);
 }
 
+#elif defined(KVD_ISA_NEON)
+
+/* Stores a quarter of a word, that of four rows. */
+KERNEL void lanes_store_quarter(uint8_t *to, int quarter, uint32x4_t word, enum kvd_number type) {
+        if (type != KVD_NUMBER_F16) {
+                vst1q_u8(to + (ptrdiff_t)quarter * 16, vreinterpretq_u8_u32(word));
+                return;
+        }
+        to += (ptrdiff_t)quarter * 8;
+        vst1_u8(to, vreinterpret_u8_u16(vmovn_u32(word)));
+        vst1_u8(to + 32, vreinterpret_u8_u16(vshrn_n_u32(word, 16)));
+}
+
+/* Four words of four rows. */
+KERNEL void lanes_interleave_4(uint8_t *to, const uint8_t *const *rows, size_t at, int quarter,
+                               enum kvd_number type) {
+        uint32x4_t a[4];
+        uint64x2_t b[4];
+
+        for (int i = 0; i < 4; i++)
+                a[i] = vreinterpretq_u32_u8(vld1q_u8(rows[i] + at));
+        for (int i = 0; i < 4; i += 2) {
+                b[i] = vreinterpretq_u64_u32(vtrn1q_u32(a[i], a[i + 1]));
+                b[i + 1] = vreinterpretq_u64_u32(vtrn2q_u32(a[i], a[i + 1]));
+        }
+        for (int j = 0; j < 2; j++) {
+                a[j] = vreinterpretq_u32_u64(vtrn1q_u64(b[j], b[j + 2]));
+                a[j + 2] = vreinterpretq_u32_u64(vtrn2q_u64(b[j], b[j + 2]));
+        }
+        for (int j = 0; j < 4; j++)
+                lanes_store_quarter(to + (size_t)j * KVD_LINE, quarter, a[j], type);
+}
+
+KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size_t at,
+                                   enum kvd_number type) {
+        for (int quarter = 0; quarter < 4; quarter++)
+                for (int part = 0; part < 4; part++)
+                        lanes_interleave_4(to + (size_t)part * 4 * KVD_LINE,
+                                           rows + (size_t)quarter * 4, at + (size_t)part * 16,
+                                           quarter, type);
+}
+
 #else
 
 KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size_t at,

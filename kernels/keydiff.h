@@ -66,7 +66,8 @@ static inline size_t kvd_keydiff_scratch(const struct kvd_key_rows *keys) {
         return (size_t)keys->heads * (((size_t)keys->dim + 15) / 16 * 16 + 1);
 }
 
-extern const struct kvd_keydiff_ops kvd_keydiff_scalar, kvd_keydiff_avx2, kvd_keydiff_avx512;
+extern const struct kvd_keydiff_ops kvd_keydiff_scalar, kvd_keydiff_avx2, kvd_keydiff_avx512,
+        kvd_keydiff_neon;
 
 #ifdef __cplusplus
 }

@@ -4,8 +4,8 @@
 
 /*
  * Sixteen floats side by side, in terms of which the methods' files are written. Each such file is
- * compiled once for each instruction set, with KVD_ISA_SCALAR, KVD_ISA_AVX2 or KVD_ISA_AVX512
- * defined, and exports KVD_VARIANT(its table). Every operation gives the same bits in all of them
+ * compiled once for each instruction set, with KVD_ISA_SCALAR, KVD_ISA_AVX2, KVD_ISA_AVX512 or
+ * KVD_ISA_NEON defined, and exports KVD_VARIANT(its table). Every operation gives the same bits in all of them
  * (a NaN stays a NaN, with unspecified payload), so the variants of a method are equal because its
  * steps are. Only lanes_fma fuses a multiply-add.
  *
@@ -72,12 +72,16 @@ KERNEL uint32_t lanes_place(uint32_t d, uint32_t dim, enum kvd_number type) {
 #define KVD_VARIANT(name) name##_avx2
 #define KVD_ISA_NAME "avx2"
 #include "kernels/lanes_avx2.h"
+#elif defined(KVD_ISA_NEON)
+#define KVD_VARIANT(name) name##_neon
+#define KVD_ISA_NAME "neon"
+#include "kernels/lanes_neon.h"
 #elif defined(KVD_ISA_SCALAR)
 #define KVD_VARIANT(name) name##_scalar
 #define KVD_ISA_NAME "scalar"
 #include "kernels/lanes_scalar.h"
 #else
-#error "one of KVD_ISA_SCALAR, KVD_ISA_AVX2, KVD_ISA_AVX512"
+#error "one of KVD_ISA_SCALAR, KVD_ISA_AVX2, KVD_ISA_AVX512, KVD_ISA_NEON"
 #endif
 
 /* Bytes of an element that is not quantised. */

@@ -95,7 +95,8 @@ struct kvd_memshare_ops {
         void (*norms)(const struct kvd_memshare_shape *shape, const void *block, float *out);
 };
 
-extern const struct kvd_memshare_ops kvd_memshare_scalar, kvd_memshare_avx2, kvd_memshare_avx512;
+extern const struct kvd_memshare_ops kvd_memshare_scalar, kvd_memshare_avx2, kvd_memshare_avx512,
+        kvd_memshare_neon;
 
 /*
  * Cosines and sines of a rotation by delta positions (any sign), frequencies[i] in radians per

@@ -35,12 +35,18 @@ bool kvd_works_avx512(void) {
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+bool kvd_works_neon(void) { /* part of the architecture */
+        return true;
+}
 #endif
 
 static const struct kvd_ops *const variants[] = {
 #if defined(__x86_64__)
         &kvd_ops_avx512,
         &kvd_ops_avx2,
+#elif defined(__aarch64__)
+        &kvd_ops_neon,
 #endif
         &kvd_ops_scalar,
         NULL,

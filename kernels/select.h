@@ -153,6 +153,30 @@ KERNEL uint64_t reached(const float *x, float bound) {
         return reached_32(x, least) | (uint64_t)reached_32(x + 32, least) << 32;
 }
 
+#elif defined(KVD_ISA_NEON)
+
+KERNEL uint16x8_t reached_8(const float *x, float32x4_t least) {
+        return vcombine_u16(vmovn_u32(vcgeq_f32(vld1q_f32(x), least)),
+                            vmovn_u32(vcgeq_f32(vld1q_f32(x + 4), least)));
+}
+
+KERNEL uint64_t reached_16(const float *x, float32x4_t least) {
+        static const uint8_t bit[] = {1, 2, 4, 8, 16, 32, 64, 128};
+        uint8x8_t low = vand_u8(vmovn_u16(reached_8(x, least)), vld1_u8(bit)),
+                  high = vand_u8(vmovn_u16(reached_8(x + 8, least)), vld1_u8(bit));
+
+        return vaddv_u8(low) | (uint64_t)vaddv_u8(high) << 8;
+}
+
+KERNEL uint64_t reached(const float *x, float bound) {
+        float32x4_t least = vdupq_n_f32(bound);
+        uint64_t word = 0;
+
+        for (uint32_t i = 0; i < 64; i += 16)
+                word |= reached_16(x + i, least) << i;
+        return word;
+}
+
 #else
 
 KERNEL uint64_t reached(const float *x, float bound) {

@@ -101,7 +101,8 @@ struct kvd_sketch_ops {
                       const struct kvd_sketch_vectors *x, float shrink);
 };
 
-extern const struct kvd_sketch_ops kvd_sketch_scalar, kvd_sketch_avx2, kvd_sketch_avx512;
+extern const struct kvd_sketch_ops kvd_sketch_scalar, kvd_sketch_avx2, kvd_sketch_avx512,
+        kvd_sketch_neon;
 
 #ifdef __cplusplus
 }

@@ -13,12 +13,14 @@ extern const struct kvd_ops kvd_ops_scalar;
 #if defined(__x86_64__)
 extern const struct kvd_ops kvd_ops_avx2;
 extern const struct kvd_ops kvd_ops_avx512;
-
+#elif defined(__aarch64__)
+extern const struct kvd_ops kvd_ops_neon;
 #endif
 
 bool kvd_works_scalar(void);
 bool kvd_works_avx2(void);
 bool kvd_works_avx512(void);
+bool kvd_works_neon(void);
 
 void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number type);
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type);
@@ -30,6 +32,7 @@ void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_numbe
 KVD_ROWS_OF(scalar)
 KVD_ROWS_OF(avx2)
 KVD_ROWS_OF(avx512)
+KVD_ROWS_OF(neon)
 #undef KVD_ROWS_OF
 
 /*

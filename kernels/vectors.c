@@ -23,7 +23,7 @@
 
 #if defined(KVD_ISA_AVX512)
 enum { TILE_ROWS = 4, TILE_PANELS = 4, ROW_PANELS = 8 };
-#elif defined(KVD_ISA_AVX2)
+#elif !defined(KVD_ISA_SCALAR)
 enum { TILE_ROWS = 4, TILE_PANELS = 1, ROW_PANELS = 4 };
 #else
 enum { TILE_ROWS = 1, TILE_PANELS = 1, ROW_PANELS = 1 };

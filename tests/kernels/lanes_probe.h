@@ -20,6 +20,7 @@ struct lanes_probe {
         void (*narrow)(const float in[16], void *out, uint32_t n, enum kvd_number type);
 };
 
-extern const struct lanes_probe lanes_probe_scalar, lanes_probe_avx2, lanes_probe_avx512;
+extern const struct lanes_probe lanes_probe_scalar, lanes_probe_avx2, lanes_probe_avx512,
+        lanes_probe_neon;
 
 #endif

@@ -22,18 +22,23 @@ static size_t n_variants;
 static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
 
 static void find_variants(void) {
-#if defined(__x86_64__)
         static const struct {
                 const char *name;
                 const struct lanes_probe *probe;
-        } all[] = {{"avx2", &lanes_probe_avx2}, {"avx512", &lanes_probe_avx512}};
+        } all[] = {
+#if defined(__x86_64__)
+                {"avx2", &lanes_probe_avx2},
+                {"avx512", &lanes_probe_avx512},
+#elif defined(__aarch64__)
+                {"neon", &lanes_probe_neon},
+#endif
+        };
 
         for (size_t i = 0; i < ARRAY_SIZE(all); i++)
                 if (kvd_ops_pick(all[i].name)) {
                         names[n_variants] = all[i].name;
                         variants[n_variants++] = all[i].probe;
                 }
-#endif
 }
 
 static float any_float(void) {

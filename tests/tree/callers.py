@@ -25,7 +25,7 @@ COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|^#\s*define\s+\w+_H$", re.S | re.M)
 WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 # A type and a name with parameters at the beginning of a line: a declaration or a definition.
 FUNCTION = re.compile(r"^(?!\s|#|typedef\b|_?[Ss]tatic_assert\b)[\w\s\*\(\),]*?\b([a-z_]\w*)\((?=[^;{]*(?:;|\{))", re.M)
-VARIANT = re.compile(r"_(scalar|avx2|avx512)$")
+VARIANT = re.compile(r"_(scalar|avx2|avx512|neon)$")
 MEMBER = re.compile(r"^\s+[\w\s\*]*?\(\*(\w+)\)\(", re.M)
 
 
