@@ -31,6 +31,7 @@
 #include "client/internal.h"
 #include "ipc/base/key.h"
 #include "ipc/base/pack.h"
+#include "ipc/base/pause.h"
 
 /* runs or blocks per stage: all runs of a prompt of 4,096 tokens, all blocks behind the last run */
 #define WINDOW 16u
@@ -378,12 +379,6 @@ static void search(struct search *s) {
 /* ---- pins ------------------------------------------------------------------------------------ */
 
 #define SETTLE_LOOKS 16384u /* number of polls of a RETIRING word: about a millisecond */
-
-static void pause_briefly(void) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-}
 
 /* Repeats C5 until the daemon has decided. */
 static bool settles(const shm_u64 *slot, uint64_t sealed) {
