@@ -19,6 +19,7 @@
 #include "client/kvd.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
+#include "tests/lib/emulated.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
@@ -592,6 +593,8 @@ SUITE("post", FIXTURE(set_up, tear_down),
             a_duplicate_that_is_used_again_is_no_duplicate, a_seal_continues_after_posts,
             a_refusal_is_reported_once, posts_may_be_freed_unseen, a_stopped_daemon,
             a_daemon_dies_before_it_sees_posts, a_client_that_dies,
-            blocks_released_last_are_evicted_last, a_child_posts_nothing,
-            threads_post_into_one_ring, posts_are_taken_polled_or_notified,
-            posts_of_a_dead_polled_client_are_found, one_ring_is_taken_per_turn))
+            blocks_released_last_are_evicted_last, threads_post_into_one_ring,
+            posts_are_taken_polled_or_notified, posts_of_a_dead_polled_client_are_found),
+      WHEN(!emulated("MADV_WIPEONFORK has no effect"), TESTS(a_child_posts_nothing)),
+      WHEN(!emulated("there is no io_uring, whose turns are examined"),
+           TESTS(one_ring_is_taken_per_turn)))

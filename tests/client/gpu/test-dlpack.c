@@ -20,6 +20,7 @@
 #include "ipc/base/cuda.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "tests/lib/emulated.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
@@ -452,5 +453,6 @@ END_TEST
 SUITE("dlpack", FIXTURE(set_up, tear_down), LOOPS(4, shapes_are_the_geometry),
       TESTS(invalid_calls_are_refused, a_tensor_without_memory_is_an_error,
             a_tensor_holds_its_block, versioned_tensors_have_flags, opaque_blocks_are_bytes,
-            a_tensor_outlives_its_space, a_tensor_outlives_the_daemon, a_forked_child_may_delete),
+            a_tensor_outlives_its_space, a_tensor_outlives_the_daemon),
+      WHEN(!emulated("MADV_WIPEONFORK has no effect"), TESTS(a_forked_child_may_delete)),
       LOOPS(2, a_deleted_tensor_waits_for_its_stream))

@@ -22,6 +22,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/client/methods/attend_reference.h"
+#include "tests/lib/emulated.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
@@ -649,5 +650,5 @@ SUITE("attend",
       WHEN(!on_gpu(), LOOPS(10, attention_is_right),
            TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
                  other_contents_are_refused, a_table_outlives_its_daemon, scratch_memory_is_reused,
-                 threads_share_a_space, more_threads_than_scratches_share_a_space,
-                 a_forked_child_is_refused)))
+                 threads_share_a_space, more_threads_than_scratches_share_a_space),
+           WHEN(!emulated("MADV_WIPEONFORK has no effect"), TESTS(a_forked_child_is_refused))))
