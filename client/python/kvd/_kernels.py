@@ -89,8 +89,9 @@ class Attention(Structure):
                 ("first", c_uint32), ("window", c_uint32), ("n_keys", c_uint32), ("chosen", c_void_p),
                 ("n_chosen", c_uint32), ("n", c_uint32), ("group", c_uint32), ("scale", c_float), ("cap", c_float),
                 ("sinks", c_void_p), ("q", c_void_p), ("ldq", c_size_t), ("out", c_void_p), ("ldo", c_size_t),
-                ("weight", c_void_p), ("rotation", c_void_p), ("rotations", c_void_p), ("block_mass", c_void_p),
-                ("token_mass", c_void_p), ("scratch", c_void_p)]
+                ("weight", c_void_p), ("exact_k", c_void_p), ("exact_v", c_void_p), ("exact_ld", c_size_t),
+                ("exact_first", c_uint32), ("exact_span", c_uint32), ("rotation", c_void_p), ("rotations", c_void_p),
+                ("block_mass", c_void_p), ("token_mass", c_void_p), ("scratch", c_void_p)]
 
 
 class CudaKeys(Structure):
