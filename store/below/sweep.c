@@ -49,19 +49,20 @@ int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *
 
 /*
  * Adds the block's path. If the request does not take all of it, the next one goes on with what is
- * left, unless that is not less: other spaces' blocks take the place of this path's then.
+ * left, unless that is not less: other spaces' blocks take the place of this path's then. A path
+ * for which there is no room is written at its next use, since a part of it may evict others.
  */
 static int add(struct below *b, struct space *space, struct below_space *bs, uint32_t *looks) {
         uint32_t id = bs->hand;
+        bool is_stuck;
         int r;
 
         b->path = 0;
         r = (space_finds_whole(space) ? b->ops->add_prefix : sweep_add_path)(b, space, id, looks);
-        if (r == -EAGAIN && bs->path && b->path >= bs->path) {
-                r = -ENOSPC;
-                if (b->ops->evicts)
-                        admit_give_up(space, id);
-        }
+        is_stuck = r == -EAGAIN && bs->path && b->path >= bs->path;
+        if (b->ops->evicts && (is_stuck || (r == -ENOSPC && !bs->all)))
+                admit_give_up(space, id);
+        r = is_stuck ? -ENOSPC : r;
         bs->path = r == -EAGAIN ? b->path : 0;
         bs->left += bs->all && r == -ENOSPC;
         return r;

@@ -447,6 +447,14 @@ START_TEST(random_events_harm_nothing) {
 }
 END_TEST
 
+/* Its first part evicted other blocks, which then did the same to it. */
+START_TEST(a_prefix_without_room_is_not_written_for_ever) {
+        begin_play(TIERS_FILE, 1049);
+        play();
+        end_play();
+}
+END_TEST
+
 static void choose(int argc, char **argv) {
         chosen.rounds = AMOUNT(30, 10);
         for (int i = 1; i + 1 < argc; i += 2) {
@@ -460,4 +468,5 @@ static void choose(int argc, char **argv) {
 SUITE("below-random",
       SKIP_IF(emulated(
               "seed 9, as this compiler evaluates arguments, has a file written for ever")),
-      choose(argc, argv), LOOPS(chosen.rounds *N_TIERS, random_events_harm_nothing))
+      choose(argc, argv), LOOPS(chosen.rounds *N_TIERS, random_events_harm_nothing),
+      TESTS(a_prefix_without_room_is_not_written_for_ever))
