@@ -77,7 +77,7 @@ def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
 
 
 def _with_quantised(config: VllmConfig, specs: list[KVCacheSpec]) -> list[tuple[bool, str]]:
-    modes, dtype = {mode_of(spec).name for spec in specs}, f"kv_cache_dtype {config.cache_config.cache_dtype}"
+    modes, dtype = {it.name for it in map(mode_of, specs)}, f"kv_cache_dtype {config.cache_config.cache_dtype}"
     others = modes.difference(SCALES_WITH_WEIGHTS, SCALES_IN_PAGES)
     reset = {mode for mode in others if mode.endswith("PER_TOKEN_HEAD")}
     return [(bool(reset), f"{dtype}, since vLLM's first step resets the scales in all blocks, also in those of other processes"),
