@@ -53,13 +53,13 @@ int kvd_paged_write(kvd_space *space, uint32_t layer, const struct kvd_table *ta
 /*
  * Keys and values of the newest positions as floats, as they were before they were stored: of the
  * last n positions up to the last new token's, [n][kv_heads][head_dim] each, with ld floats from
- * one token to the next. A new token at position p sees these of the positions from p / span * span
- * on, as far as they are given, and of all positions before what is stored.
+ * one token to the next. A new token at position p sees them from position p / span * span on, as
+ * far as they are given. Of the positions before, it sees what is stored.
  *
- * With few bits, most of what rounding costs is lost in the newest tokens, which get most of the
- * attention (KIVI, Liu et al. 2024, section 4.2: the residual). Give whole spans, with the tokens
- * before the new ones in their span: then a result does not depend on the number of tokens in a
- * call.
+ * With few bits, rounding costs most in the newest tokens, which get most of the attention. KIVI
+ * (Liu et al. 2024, arXiv:2402.02750) keeps a residual of exact tokens for this reason. Also give
+ * the tokens of a span that are before the new ones: then a result does not depend on the number of
+ * tokens in a call.
  */
 struct kvd_exact {
         const float *k, *v;

@@ -186,7 +186,6 @@ struct kvd_attention attend_describe(const struct attend_layer *l, const struct 
         };
 }
 
-/* The exact rows of all heads, of which the last most may be seen. The last position is known. */
 void attend_exact(const struct kvd_heads *heads, uint32_t most, struct kvd_attention *a) {
         const struct kvd_exact *e = heads->exact;
         uint32_t n = e ? MIN(e->n, most) : 0;

@@ -29,7 +29,7 @@ int attend_check_heads(const struct kvd_shape *g, const struct kvd_heads *heads)
 /* All but the blocks, what is seen of them, and the rows. */
 struct kvd_attention attend_describe(const struct attend_layer *l, const struct kvd_table *t,
                                      const struct kvd_heads *heads);
-/* Adds what is exact of the most newest positions. first and n are set. */
+/* Sets the exact rows, of at most that many positions, the newest ones. a->first and a->n are set. */
 void attend_exact(const struct kvd_heads *heads, uint32_t most, struct kvd_attention *a);
 /* A part of an attention, to be merged with others. */
 struct attend_part {

@@ -76,7 +76,7 @@ static int check(struct call *c, const struct kvd_heads *heads) {
         return check_entries(c, heads);
 }
 
-/* Slots from the first on behind which each is a position of its own, one after the other. */
+/* The number of slots at the end whose positions follow one another without gaps. */
 static uint32_t plain_slots(const struct call *c) {
         uint32_t bt = c->layer.geometry->block_tokens, i = c->n;
 

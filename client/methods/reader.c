@@ -228,7 +228,7 @@ int kvd_reader_look(struct kvd_reader *r, uint32_t layer, const float *q, size_t
         return e < 0 ? e : look(r, layer, q, ldq, 0, r->n);
 }
 
-/* Exact rows end with the last token of what is computed, of which the pass has some more. */
+/* Exact rows without those of the last tokens of the pass, which are computed later. */
 static const struct kvd_exact *exact_before(const struct kvd_exact *e, uint32_t more,
                                             struct kvd_exact *ret) {
         if (!e || e->n <= more)

@@ -32,7 +32,7 @@ void tiers_open(enum tiers_kind kind, uint32_t blocks, struct random *chance);
 bool tiers_are_files(void);
 void tiers_pass_time(uint64_t ns); /* the store's clock is the test's */
 
-/* Takes the next request. Returns false if there is none; *later says whether to ask again. */
+/* Takes the next request. Returns whether there was one, and in *later whether to ask again. */
 bool tiers_ask(bool *later);
 void tiers_answer(void);  /* answers it */
 bool tiers_trouble(void); /* something fails, or works again. True: no fetch may wait for it */

@@ -127,7 +127,7 @@ static uint32_t see_all(float (*k)[ROW], float (*v)[ROW]) {
         return n;
 }
 
-/* Of so many tokens, the last are seen as they are given, from slot first on: slot + 1 of them. */
+/* Replaces the last of n visible tokens, those of slots first to slot, by the exact rows. */
 static void see_exact(float (*k)[ROW], float (*v)[ROW], uint32_t n, const struct kvd_exact *e,
                       uint32_t first, uint32_t slot, uint32_t end) {
         for (uint32_t s = first; e && s <= slot; s++) {

@@ -65,7 +65,7 @@ class Exact:
         return kvd.Exact(addressof(buffer), addressof(buffer) + room * self.row, self.row // 4, n, self.span)
 
     def end(self, layer: int) -> None:
-        """End a layer's attention: of several spans, the last one's rows are kept."""
+        """End a layer's attention. Only the last span's rows are kept."""
         if self.seen is None:
             return
         (buffer, room, n), self.seen = self.seen, None

@@ -65,7 +65,7 @@ class Sequence:
         return self._find_prefix(self.prompt[:-1], salt)
 
     def _find_prefix(self, tokens: list[int], salt: int) -> kvd.Pin:
-        """Find the longest stored prefix; of whole spans, if there are any, because a found token has no exact row."""
+        """Find the longest stored prefix. With exact rows it has whole spans, because found tokens have no exact rows."""
         step = lcm(self.size, self.exact.span) if self.exact else 1
         pin = self.space.find(tokens, salt=salt)
         while pin.tokens % step:
