@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -24,7 +25,19 @@ sys.path.append(str(ROOT / "tests/kernels/methods"))
 
 from quantiser import expanded      # noqa: E402 (needs the path above)
 
-ours = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="kvd").eval()
+
+def in_double(model):
+    """Make a model's sums the same, whatever the number of rows that are computed together: a processor's fastest way to add
+    depends on it, and a code that is rounded the other way, because a number differs by its last bit, changes the logits."""
+    def forward(it, x):
+        return torch.nn.functional.linear(x.double(), it.weight.double()).to(x.dtype)
+    for it in model.modules():
+        if isinstance(it, torch.nn.Linear):
+            it.forward = partial(forward, it)
+    return model
+
+
+ours = in_double(AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="kvd").eval())
 alone = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="sdpa").eval()
 DTYPES = {"int8": "q8", "int4": "q4"}
 SPANS = {"q8": 0, "q4": 128}
@@ -44,7 +57,7 @@ def rounding(module, query, key, value, mask, scaling=None, **_):
 
 ALL_ATTENTION_FUNCTIONS.register("rounding", rounding)
 ALL_MASK_ATTENTION_FUNCTIONS.register("rounding", lambda *_, **__: None)
-rounds = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="rounding").eval()
+rounds = in_double(AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="rounding").eval())
 
 
 class Heard:
@@ -77,8 +90,8 @@ def rounded(states: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 class Replayed(DynamicCache):
-    """Returns what another cache heard instead of what it is given: a code that is rounded the other way, because a number
-    differs by its last bit, would change everything behind it."""
+    """Returns what another cache heard instead of what it is given: the references' own numbers differ by their last bits,
+    and a code that is rounded the other way would change everything behind it."""
 
     def __init__(self, heard: Heard):
         super().__init__(config=rounds.config)
