@@ -27,35 +27,38 @@ enum { TILE = 4, SIDE = 3 };
 
 /* ---- scores of a few queries: sums over lanes ---- */
 
-/* Stores queries in the order of lanes_place(), padded with zeros. */
-KERNEL void place_rows(float *to, const float *q, enum kvd_number type, uint32_t rows, uint32_t dim,
-                       uint32_t apart) {
+/* Stores queries in the order of lanes_place(), transformed as keys are, padded with zeros. */
+KERNEL void place_rows(float *to, const float *q, uint32_t rows, uint32_t dim, uint32_t apart,
+                       enum kvd_number type) {
         uint32_t wide = (uint32_t)kvd_attend_sum(dim);
+        float group[KVD_GROUP];
 
         for (uint32_t r = 0; r < rows; r++, q += dim) {
-                for (uint32_t d = 0; d < dim; d++)
-                        to[lanes_place(d, dim, type) * apart + r] = q[d];
+                for (uint32_t d = 0; d < dim; d++) {
+                        if (d % KVD_GROUP == 0) {
+                                memcpy(group, q + d, MIN(dim - d, KVD_GROUP) * sizeof *q);
+                                turn_key(group, MIN(dim - d, KVD_GROUP), type);
+                        }
+                        to[lanes_place(d, dim, type) * apart + r] = group[d % KVD_GROUP];
+                }
                 for (uint32_t d = dim; d < wide; d++)
                         to[d * apart + r] = 0.0f;
         }
 }
 
 /* With many queries, the elements of SIDE of them lie side by side. */
-KERNEL void place_type(float *to, const float *q, enum kvd_number type, uint32_t rows,
-                       uint32_t dim) {
+KERNEL void place_type(float *to, const float *q, uint32_t rows, uint32_t dim,
+                       enum kvd_number type) {
         uint32_t wide = (uint32_t)kvd_attend_sum(dim), r = 0;
 
         for (; rows >= ATTEND_MANY && r + SIDE <= rows; r += SIDE)
-                place_rows(to + (size_t)r * wide, q + (size_t)r * dim, type, SIDE, dim, SIDE);
+                place_rows(to + (size_t)r * wide, q + (size_t)r * dim, SIDE, dim, SIDE, type);
         for (; r < rows; r++)
-                place_rows(to + (size_t)r * wide, q + (size_t)r * dim, type, 1, dim, 1);
+                place_rows(to + (size_t)r * wide, q + (size_t)r * dim, 1, dim, 1, type);
 }
 
 static void place(float *to, const float *q, enum kvd_number type, uint32_t rows, uint32_t dim) {
-        if (lanes_splits(type))
-                place_type(to, q, KVD_NUMBER_BF16, rows, dim);
-        else
-                place_type(to, q, KVD_NUMBER_F32, rows, dim);
+        TYPED(type, place_type, to, q, rows, dim);
 }
 
 /* Adds the products of 32 elements from number d on. */

@@ -75,17 +75,37 @@ KERNEL bool is_half(enum kvd_number type) {
         return type == KVD_NUMBER_F16 || type == KVD_NUMBER_BF16;
 }
 
+/* The channels of a quantised key. Neighbours are mostly of one group. */
+KERNEL void expand_channels(float *to, const void *k, uint32_t dim, const uint16_t *channels,
+                            uint32_t n, enum kvd_number type) {
+        uint32_t here = UINT32_MAX;
+        float group[KVD_GROUP];
+
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t first = channels[i] / KVD_GROUP * KVD_GROUP;
+
+                if (first != here)
+                        key_group(group, k, first, dim, type);
+                here = first;
+                to[i] = group[channels[i] - first];
+        }
+}
+
 /* The channels of one key, padded as quantise() expects. */
 KERNEL void pick_channels(float *to, const void *k, uint32_t dim, const uint16_t *channels,
                           uint32_t n, enum kvd_number type) {
         uint16_t half[KVD_LABEL_CHANNELS_MAX];
         uint32_t padded = ALIGN_UP(n, KVD_LANES);
 
-        for (uint32_t i = 0; i < padded; i++)
+        if (kvd_is_quantised(type))
+                expand_channels(to, k, dim, channels, n, type);
+        for (uint32_t i = n; i < padded && kvd_is_quantised(type); i++)
+                to[i] = to[0];
+        for (uint32_t i = 0; i < padded && !kvd_is_quantised(type); i++)
                 if (is_half(type))
                         half[i] = ((const uint16_t *)k)[channels[i < n ? i : 0]];
                 else
-                        to[i] = row_number(k, channels[i < n ? i : 0], dim, type);
+                        to[i] = ((const float *)k)[channels[i < n ? i : 0]];
         for (uint32_t i = 0; i < padded && is_half(type); i += KVD_LANES)
                 lanes_store(to + i, lanes_widen(half + i, type));
 }
@@ -133,17 +153,6 @@ KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k, 
                 for (uint32_t i = 0; i < USUAL; i++)
                         memcpy(rows[t] + i * number_size(type),
                                row_at(k + t * stride, channels[i], type), number_size(type));
-}
-
-/* The channels of 16 quantised keys, as floats. */
-KERNEL void expand_channels(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k, size_t stride,
-                            uint32_t dim, const uint16_t *channels, enum kvd_number type) {
-        for (uint32_t t = 0; t < KVD_LANES; t++)
-                for (uint32_t i = 0; i < USUAL; i++) {
-                        float number = row_number(k + t * stride, channels[i], dim, type);
-
-                        memcpy(rows[t] + i * sizeof number, &number, sizeof number);
-                }
 }
 
 #if defined(KVD_ISA_AVX512)
@@ -227,8 +236,11 @@ KERNEL void pick_16(lanes x[USUAL], const uint8_t *k, const struct keys *keys,
                     const uint16_t *channels, enum kvd_number type) {
         uint8_t rows[KVD_LANES][USUAL * 4];
 
+        for (uint32_t t = 0; t < KVD_LANES && kvd_is_quantised(type); t++)
+                expand_channels((float *)rows[t], k + t * keys->stride, keys->dim, channels, USUAL,
+                                type);
         if (kvd_is_quantised(type))
-                expand_channels(rows, k, keys->stride, keys->dim, channels, type);
+                ; /* done */
 #if defined(KVD_ISA_AVX512)
         else if (type == KVD_NUMBER_F32)
                 permute_floats(rows, k, keys->stride, channels, keys->most);

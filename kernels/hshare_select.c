@@ -243,9 +243,11 @@ KERNEL void weigh_lane(float *weights, const float *q, size_t ldq, uint32_t grou
                        enum kvd_number type) {
         uint32_t lane = MIN(8, dim - d);
         lanes sum = lanes_load_n(weights + d, lane);
+        float room[2 * KVD_GROUP];
 
         for (uint32_t i = 0; i < n; i++) {
-                lanes ki = row_widen(k + i * stride, d, lane, dim, type);
+                const uint8_t *at = key_plain(room, k + i * stride, d, lane, dim, type);
+                lanes ki = row_widen(at, 0, lane, lane, plain_type(type));
 
                 for (uint32_t g = 0; g < group; g++) {
                         lanes qi = lanes_load_n(q + i * ldq + (size_t)g * dim + d, lane);

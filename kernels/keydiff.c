@@ -184,10 +184,18 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
 /* Adds the partial sums, which are in the order of lanes_place(), to the sums, and resets them. */
 KERNEL void flush(float *sums, float *part, const struct kvd_key_rows *keys, uint32_t dim,
                   enum kvd_number type) {
+        float group[KVD_GROUP];
+
         for (uint32_t h = 0; h < keys->heads; h++)
-                for (uint32_t d = 0; d < dim; d++)
-                        sums[(size_t)h * dim + d] +=
-                                part[(size_t)h * padded(dim) + lanes_place(d, dim, type)];
+                for (uint32_t d = 0, n; d < dim; d += n) {
+                        n = MIN(dim - d, KVD_GROUP);
+                        for (uint32_t i = 0; i < n; i++)
+                                group[i] = part[(size_t)h * padded(dim) +
+                                                lanes_place(d + i, dim, type)];
+                        turn_key(group, n, type);
+                        for (uint32_t i = 0; i < n; i++)
+                                sums[(size_t)h * dim + d + i] += group[i];
+                }
         memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
 }
 
@@ -264,8 +272,15 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m,
         for (uint32_t h = 0; h < keys->heads; h++) {
                 float *head = placed + (size_t)h * padded(dim);
 
-                for (uint32_t d = 0; d < dim; d++)
-                        head[lanes_place(d, dim, type)] = m[(size_t)h * dim + d];
+                for (uint32_t d = 0, n; d < dim; d += n) {
+                        float group[KVD_GROUP];
+
+                        n = MIN(dim - d, KVD_GROUP);
+                        memcpy(group, m + (size_t)h * dim + d, n * sizeof *m);
+                        turn_key(group, n, type);
+                        for (uint32_t i = 0; i < n; i++)
+                                head[lanes_place(d + i, dim, type)] = group[i];
+                }
                 lengths[h] = length_of(head, dim);
         }
 }

@@ -84,17 +84,38 @@ KERNEL double plane_squares(const uint8_t *a, const uint8_t *b, size_t n, bool p
 
 /* ---- row by row: if rows are rotated, or each row counts by its norm ------------------------- */
 
-/* Of the elements from number from on. b: NULL for the squares of a alone. */
-KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t from,
-                        uint32_t dim, enum kvd_number type) {
-        for (uint32_t i = from; i < dim; i += 32)
+/* b: NULL for the squares of a alone. The transform of quantised keys keeps them. */
+KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t dim,
+                        enum kvd_number type) {
+        for (uint32_t i = 0; i < dim; i += 32)
                 for (uint32_t k = 0; k < 2; k++) {
-                        lanes d = row_part(a, i + k * 16, dim, dim, type);
+                        lanes d = row_part(a, i + k * 16, dim, type);
 
                         if (b)
-                                d = lanes_sub(d, row_part(b, i + k * 16, dim, dim, type));
+                                d = lanes_sub(d, row_part(b, i + k * 16, dim, type));
                         sum[k] = lanes_fma(d, d, sum[k]);
                 }
+}
+
+enum { ROOM = 2 * KVD_GROUP };
+
+/* The same of the elements behind the rotated ones, as numbers. */
+KERNEL void rest_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t from,
+                         uint32_t dim, enum kvd_number type) {
+        for (uint32_t n; from < dim; from += n) {
+                float room[2][ROOM];
+                const uint8_t *x, *y;
+
+                n = MIN(dim - from, KVD_GROUP);
+                x = key_plain(room[0], a, from, n, dim, type);
+                y = key_plain(room[1], b, from, n, dim, type);
+                for (uint32_t i = 0; i < n; i += 16) {
+                        lanes d = lanes_sub(widen_at(x, i, n, plain_type(type)),
+                                            widen_at(y, i, n, plain_type(type)));
+
+                        sum[i / 16 % 2] = lanes_fma(d, d, sum[i / 16 % 2]);
+                }
+        }
 }
 
 /* Rotates pairs (low, high) by (cosine, sine): the same steps as the rope of ops.h. */
@@ -105,22 +126,40 @@ KERNEL void rotate(lanes *low, lanes *high, lanes cosine, lanes sine) {
         *high = lanes_fma(l, sine, lanes_mul(h, cosine));
 }
 
+/* Elements that are rotated with each other. */
+struct halves {
+        const uint8_t *low, *high;
+};
+
+KERNEL struct halves halves_of(float room[2][ROOM], const uint8_t *row, uint32_t at, uint32_t n,
+                               uint32_t half, uint32_t dim, enum kvd_number type) {
+        return (struct halves){key_plain(room[0], row, at, n, dim, type),
+                               key_plain(room[1], row, half + at, n, dim, type)};
+}
+
 KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b,
                                 const struct kvd_memshare_query *q, uint32_t dim,
                                 enum kvd_number type) {
-        uint32_t half = q->half;
+        for (uint32_t n, at = 0; at < q->half; at += n) {
+                float room[4][ROOM];
+                struct halves x, y;
 
-        for (uint32_t i = 0; i < half; i += 16) {
-                lanes low = row_part(b, i, half, dim, type),
-                      high = row_part(b, half + i, 2 * half, dim, type);
+                n = MIN(q->half - at, KVD_GROUP);
+                x = halves_of(room, a, at, n, q->half, dim, type);
+                y = halves_of(room + 2, b, at, n, q->half, dim, type);
+                for (uint32_t i = 0; i < n; i += 16) {
+                        lanes low = widen_at(y.low, i, n, plain_type(type)),
+                              high = widen_at(y.high, i, n, plain_type(type));
 
-                rotate(&low, &high, load_at(q->cosine, i, half), load_at(q->sine, i, half));
-                low = lanes_sub(row_part(a, i, half, dim, type), low);
-                high = lanes_sub(row_part(a, half + i, 2 * half, dim, type), high);
-                sum[0] = lanes_fma(low, low, sum[0]);
-                sum[1] = lanes_fma(high, high, sum[1]);
+                        rotate(&low, &high, load_at(q->cosine + at, i, n),
+                               load_at(q->sine + at, i, n));
+                        low = lanes_sub(widen_at(x.low, i, n, plain_type(type)), low);
+                        high = lanes_sub(widen_at(x.high, i, n, plain_type(type)), high);
+                        sum[0] = lanes_fma(low, low, sum[0]);
+                        sum[1] = lanes_fma(high, high, sum[1]);
+                }
         }
-        row_squares(sum, a, b, 2 * half, dim, type);
+        rest_squares(sum, a, b, 2 * q->half, dim, type);
 }
 
 /* The sum over rows of the squares, or of the norms, of the rows' differences. */
@@ -139,7 +178,7 @@ KERNEL double rows_sum(const struct kvd_memshare_shape *s, const uint8_t *a, con
                         if (rotated)
                                 rotated_row_squares(sum, a, b, rotated, dim, type);
                         else
-                                row_squares(sum, a, b, 0, dim, type);
+                                row_squares(sum, a, b, dim, type);
                         b = b ? b + row : NULL;
                 }
                 squares = lanes_sum(lanes_add(sum[0], sum[1]));

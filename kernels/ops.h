@@ -130,6 +130,10 @@ struct kvd_ops {
         void (*write_row)(void *row, const float *from, uint32_t dim, enum kvd_number type);
         void (*read_row)(float *to, const void *row, uint32_t dim, enum kvd_number type);
 
+        /* The same for the row of a key, whose transform is stored if it is quantised: kernels/turn.h. */
+        void (*write_key)(void *row, const float *from, uint32_t dim, enum kvd_number type);
+        void (*read_key)(float *to, const void *row, uint32_t dim, enum kvd_number type);
+
         /* memcpy past the caches; visible to other processors, in order, when it returns. */
         void (*copy_nt)(void *to, const void *from, size_t bytes);
 };

@@ -10,14 +10,19 @@
  *   row_widen     n <= 16 elements from number d on, of one group; the other lanes are 0. d is a multiple of 8
  *   row_widen_2   32 elements from number d on, a multiple of 32, in the order of lanes_place_2()
  *   row_widen_scaled  the same, with the scale of their group, so that it is found once for all of it
- *   row_part      the 16 elements from any number d on, as far as they are below end; the other lanes are 0
- *   row_number    one element of f32 or a quantised type
+ *   row_part      16 elements from number d on, as far as there are so many; the other lanes are 0
+ *   key_group     up to 64 elements of a key from number d on, a multiple of 64, as floats
+ *   key_plain     n <= 64 elements of a key from any number on, of the type that plain_type() returns
  *   row_write_part  row_step() elements from number d on, a multiple of that, or fewer at the end
+ *
+ * Quantised keys are stored transformed (kernels/turn.h). key_group and key_plain give the numbers
+ * of a key, all others what is stored.
  */
 
 #include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
+#include "kernels/turn.h"
 
 /* Calls f, whose last argument is the type, with the type as a constant. */
 #define TYPED(type, f, ...) \
@@ -75,32 +80,36 @@ KERNEL void row_widen_2(const void *row, uint32_t d, uint32_t dim, enum kvd_numb
         row_widen_scaled(row_scale_of(row, d, dim, type), row, d, type, a, b);
 }
 
-/* One number of 32 bits, or of a quantised row. */
-KERNEL float row_number(const void *row, uint32_t d, uint32_t dim, enum kvd_number type) {
-        const uint8_t *codes = row;
-        uint16_t half[2];
-        float scale[2];
-
-        if (type == KVD_NUMBER_F32)
-                return ((const float *)row)[d];
-        memcpy(half, row_scale(row, d, dim, type), sizeof half);
-        lanes_store_n(scale, lanes_widen_n(half, 2, KVD_NUMBER_F16), 2);
-        return fmaf((float)(type == KVD_NUMBER_Q8 ? codes[d] : codes[d / 2] >> 4 * (d % 2) & 15),
-                    scale[0], scale[1]);
+KERNEL lanes row_part(const void *row, uint32_t d, uint32_t dim, enum kvd_number type) {
+        return d < dim ? row_widen(row, d, MIN(dim - d, KVD_LANES), dim, type) : lanes_zero();
 }
 
-KERNEL lanes row_part(const void *row, uint32_t d, uint32_t end, uint32_t dim,
-                      enum kvd_number type) {
-        uint32_t n = end < d ? 0 : MIN(end - d, KVD_LANES);
-        float each[KVD_LANES];
+/* Returns their number. */
+KERNEL uint32_t key_group(float *to, const void *key, uint32_t d, uint32_t dim,
+                          enum kvd_number type) {
+        uint32_t n = MIN(dim - d, KVD_GROUP);
 
-        if (n == 0)
-                return lanes_zero();
-        if (!kvd_is_quantised(type) || (d % KVD_LANES == 0 && n % 2 == 0))
-                return row_widen(row, d, n, dim, type);
-        for (uint32_t i = 0; i < n; i++)
-                each[i] = row_number(row, d + i, dim, type);
-        return lanes_load_to(each, n);
+        for (uint32_t i = 0; i < n; i += KVD_LANES)
+                lanes_store_to(to + i, row_widen(key, d + i, MIN(n - i, KVD_LANES), dim, type),
+                               MIN(n - i, KVD_LANES));
+        turn_key(to, n, type);
+        return n;
+}
+
+KERNEL enum kvd_number plain_type(enum kvd_number type) {
+        return kvd_is_quantised(type) ? KVD_NUMBER_F32 : type;
+}
+
+/* Where the elements are, or are expanded to: room, of two groups. */
+KERNEL const uint8_t *key_plain(float *room, const void *key, uint32_t d, uint32_t n, uint32_t dim,
+                                enum kvd_number type) {
+        uint32_t first = d / KVD_GROUP * KVD_GROUP;
+
+        if (!kvd_is_quantised(type))
+                return row_at(key, d, type);
+        for (uint32_t at = first; at < d + n; at += KVD_GROUP)
+                key_group(room + (at - first), key, at, dim, type);
+        return (const uint8_t *)(room + (d - first));
 }
 
 /* ---- writing ---- */

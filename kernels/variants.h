@@ -28,7 +28,11 @@ void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_numbe
 #define KVD_ROWS_OF(variant) \
         void kvd_write_row_##variant(void *row, const float *from, uint32_t dim, \
                                      enum kvd_number type); \
-        void kvd_read_row_##variant(float *to, const void *row, uint32_t dim, enum kvd_number type);
+        void kvd_write_key_##variant(void *row, const float *from, uint32_t dim, \
+                                     enum kvd_number type); \
+        void kvd_read_row_##variant(float *to, const void *row, uint32_t dim, \
+                                    enum kvd_number type); \
+        void kvd_read_key_##variant(float *to, const void *row, uint32_t dim, enum kvd_number type);
 KVD_ROWS_OF(scalar)
 KVD_ROWS_OF(avx2)
 KVD_ROWS_OF(avx512)

@@ -294,5 +294,7 @@ const struct kvd_ops KVD_VARIANT(kvd_ops) = {
         .narrow = narrow,
         .write_row = KVD_VARIANT(kvd_write_row),
         .read_row = KVD_VARIANT(kvd_read_row),
+        .write_key = KVD_VARIANT(kvd_write_key),
+        .read_key = KVD_VARIANT(kvd_read_key),
         .copy_nt = copy_nt,
 };

@@ -136,11 +136,16 @@ static int find_filling(const struct view *view, uint32_t id, uint8_t **ret) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static void store(const struct attend_layer *l, uint8_t *to, const float *from) {
+static void store(const struct attend_layer *l, uint8_t *block, uint64_t slot, const float *k,
+                  const float *v) {
         const struct kvd_shape *g = l->geometry;
 
-        for (uint32_t h = 0; h < g->kv_heads; h++, to += l->at.head_stride, from += g->head_dim)
-                l->ops->write_row(to, from, g->head_dim, (enum kvd_number)g->dtype);
+        for (uint32_t h = 0; h < g->kv_heads; h++, slot += l->at.head_stride) {
+                enum kvd_number type = (enum kvd_number)g->dtype;
+
+                l->ops->write_key(block + l->keys + slot, k + h * g->head_dim, g->head_dim, type);
+                l->ops->write_row(block + l->values + slot, v + h * g->head_dim, g->head_dim, type);
+        }
 }
 
 int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
@@ -159,8 +164,7 @@ int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_ta
                 if (r < 0)
                         break;
                 last = position / tokens;
-                store(&l, block + l.keys + slot, k);
-                store(&l, block + l.values + slot, v);
+                store(&l, block, slot, k, v);
         }
         return r;
 }

@@ -59,7 +59,7 @@ static void measure(const struct kvd_reader *r, float *least, float *most, const
         uint32_t dim = r->geometry->head_dim;
 
         for (uint32_t t = 0; t < n_keys; t++, keys += stride) {
-                r->ops->read_row(key, keys, dim, (enum kvd_number)r->geometry->dtype);
+                r->ops->read_key(key, keys, dim, (enum kvd_number)r->geometry->dtype);
                 for (uint32_t d = 0; d < dim; d++) {
                         least[d] = t ? fminf(least[d], key[d]) : key[d];
                         most[d] = t ? fmaxf(most[d], key[d]) : key[d];

@@ -6,7 +6,8 @@
  * How a row of numbers is stored: those of one token and KV head, of one layer's keys or values. Plain
  * numbers lie one behind the other. Quantised ones are codes without a sign, followed by the scale
  * and the least number of each group of KVD_GROUP codes, two f16: number i is least + code * scale.
- * The last group may be smaller. Codes of 4 bits lie two to a byte, the first in the low half.
+ * The last group may be smaller. Codes of 4 bits lie two to a byte, the first in the low half. What is
+ * quantised of a key is its transform (kernels/turn.h); of a value, the value itself.
  *
  * A row needs nothing outside itself. So tokens are written one by one, and rows may move.
  */

@@ -23,7 +23,7 @@ from kvd.engines.transformers import KvdCache, load_prefix, open_space, store
 
 sys.path.append(str(ROOT / "tests/kernels/methods"))
 
-from quantiser import expanded      # noqa: E402 (needs the path above)
+from quantiser import expanded, expanded_keys      # noqa: E402 (needs the path above)
 
 
 def in_double(model):
@@ -49,7 +49,8 @@ def rounding(module, query, key, value, mask, scaling=None, **_):
     group, n, end, span = query.shape[1] // key.shape[1], query.shape[2], key.shape[2], SPANS[rounding.dtype]
     q, k = torch.arange(end - n, end)[:, None], torch.arange(end)
     exact = k >= q // span * span if span else torch.zeros(n, end, dtype=torch.bool)
-    kept, values = ([it.repeat_interleave(group, 1) for it in (of, rounded(of, rounding.dtype))] for of in (key, value))
+    kept, values = ([it.repeat_interleave(group, 1) for it in (of, rounded(of, rounding.dtype, how))]
+                    for of, how in ((key, expanded_keys), (value, expanded)))
     scores = torch.where(exact, query @ kept[0].transpose(2, 3), query @ kept[1].transpose(2, 3)) * scaling
     weights = scores.masked_fill(k > q, -torch.inf).softmax(3)
     return ((weights * exact) @ values[0] + (weights * ~exact) @ values[1]).transpose(1, 2).contiguous(), None
@@ -81,12 +82,12 @@ class Heard:
 
     def rounded(self, layer: int, dtype: str) -> list[torch.Tensor]:
         """The same, as blocks of that dtype have them."""
-        return [rounded(it, dtype) for it in self.states_of(layer)]
+        return [rounded(it, dtype, how) for it, how in zip(self.states_of(layer), (expanded_keys, expanded))]
 
 
-def rounded(states: torch.Tensor, dtype: str) -> torch.Tensor:
+def rounded(states: torch.Tensor, dtype: str, how) -> torch.Tensor:
     rows = states.to(torch.float32).reshape(-1, states.shape[-1])
-    return torch.from_numpy(expanded(rows.numpy(), dtype)).view(states.shape).to(states.dtype)
+    return torch.from_numpy(how(rows.numpy(), dtype)).view(states.shape).to(states.dtype)
 
 
 class Replayed(DynamicCache):
@@ -334,8 +335,8 @@ def test_blocks_may_end_with_padding(server, space):
                     logits_of(model, ids, cache)
                 copy, n = load_prefix(own, model, ids)
                 assert n == 39 // tokens * tokens
-                for mine, its in zip((copy.layers[0].keys, copy.layers[0].values), heard.states_of(0)):
-                    its = its if dtype == "f32" else rounded(its, dtype)
+                wanted = heard.states_of(0) if dtype == "f32" else heard.rounded(0, dtype)
+                for mine, its in zip((copy.layers[0].keys, copy.layers[0].values), wanted):
                     assert torch.equal(mine, its[:, :, :n]), (shape, dtype)
 
 

@@ -34,14 +34,11 @@ struct scene { /* the memory of one call */
         uint32_t n_blocks;
 };
 
-static void put(uint8_t *to, const float *row, uint32_t dim, enum kvd_number type) {
-        kvd_ops_pick("scalar")->write_row(to, row, dim, type);
-}
-
 /* A K plane and a V plane after 64 bytes of other data. Everything that is not a token is NaN. */
 static void make_blocks(struct scene *s) {
         const struct form *f = &s->form;
         size_t plane = (size_t)f->block_tokens * s->call.stride;
+        const struct kvd_ops *ops = kvd_ops_pick("scalar");
         uint8_t **blocks = buffer(s->n_blocks * sizeof *blocks);
 
         for (uint32_t b = 0; b < s->n_blocks; b++) {
@@ -52,8 +49,8 @@ static void make_blocks(struct scene *s) {
                 uint8_t *slot = blocks[i / f->block_tokens] + 64 +
                                 i % f->block_tokens * s->call.stride;
 
-                put(slot, s->k + (size_t)i * f->dim, f->dim, f->type);
-                put(slot + plane, s->v + (size_t)i * f->dim, f->dim, f->type);
+                ops->write_key(slot, s->k + (size_t)i * f->dim, f->dim, f->type);
+                ops->write_row(slot + plane, s->v + (size_t)i * f->dim, f->dim, f->type);
         }
         for (uint32_t b = 0; b < s->n_blocks && f->holes; b++)
                 if (random_u32() % 3 == 0)
@@ -303,7 +300,7 @@ static struct scene read_back(const struct scene *s, uint32_t exact) {
                 memcpy(v, s->v + (size_t)i * f.dim, f.dim * sizeof *v);
                 if (i >= exact)
                         continue;
-                kvd_ops_pick(NULL)->read_row(k, slot, f.dim, s->form.type);
+                kvd_ops_pick(NULL)->read_key(k, slot, f.dim, s->form.type);
                 kvd_ops_pick(NULL)->read_row(v, slot - s->call.k_offset + s->call.v_offset, f.dim,
                                              s->form.type);
         }

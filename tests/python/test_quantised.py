@@ -19,7 +19,7 @@ if not np:
 
 sys.path.insert(0, str(ROOT / "tests/kernels/methods"))
 from kvd import ops     # noqa: E402  (needs numpy)
-from quantiser import expanded, packed      # noqa: E402  (needs the path above)
+from quantiser import expanded, expanded_keys, packed, packed_keys     # noqa: E402  (needs the path above)
 
 DIM, QUERIES = 80, 2 * HEADS
 
@@ -42,7 +42,17 @@ def tokens_of(n, seed=1):
 
 
 def rows_of(x, dtype):
-    return packed(x.reshape(-1, DIM), dtype).reshape(*x.shape[:-1], -1)
+    """Rows of keys and values [layers, 2, ...]."""
+    rows = packed(x.reshape(-1, DIM), dtype).reshape(*x.shape[:-1], -1)
+    rows[:, 0] = packed_keys(x[:, 0].reshape(-1, DIM), dtype).reshape(rows[:, 0].shape)
+    return rows
+
+
+def numbers_of(x, dtype):
+    """What those stand for."""
+    numbers = expanded(x.reshape(-1, DIM), dtype).reshape(x.shape)
+    numbers[:, 0] = expanded_keys(x[:, 0].reshape(-1, DIM), dtype).reshape(numbers[:, 0].shape)
+    return numbers
 
 
 def write(table, x, first, n):
@@ -96,7 +106,7 @@ def test_attention(_space):
     for it in spaces():
         blocks, table = new_table(it, 3)
         write(table, x, 0, n)
-        seen = expanded(x.reshape(-1, DIM), it.geometry.dtype).reshape(x.shape).astype(np.float64)
+        seen = numbers_of(x, it.geometry.dtype).astype(np.float64)
         out = np.full_like(q, np.nan)
         for layer, (k, v) in enumerate(seen):
             table.attend(layer, 0, n, QUERIES, 0.1, q.ctypes.data, QUERIES * DIM, out.ctypes.data, QUERIES * DIM)
@@ -153,7 +163,7 @@ def test_bounds_are_those_of_the_stored_keys(_space):
     for it in spaces():
         with sequence_of(it, x, 4) as sequence:
             reader = kvd.Reader(sequence, QUERIES, 1.0)
-            keys = expanded(x.reshape(-1, DIM), it.geometry.dtype).reshape(x.shape)[:, 0].reshape(LAYERS, 4, TOKENS, HEADS, DIM)
+            keys = numbers_of(x, it.geometry.dtype)[:, 0].reshape(LAYERS, 4, TOKENS, HEADS, DIM)
             reader.begin(1, 1)
             for d in range(DIM):
                 for sign in 1, -1:

@@ -147,7 +147,7 @@ static void store_keys_values(struct pass *p, uint32_t layer, struct range rows)
                 for (uint32_t h = 0; h < c->kv_heads; h++) {
                         uint8_t *to = slot + h * s->head_bytes;
 
-                        p->ops->write_row(to, k + h * c->head_dim, c->head_dim, s->type);
+                        p->ops->write_key(to, k + h * c->head_dim, c->head_dim, s->type);
                         p->ops->write_row(to + s->plane_bytes, v + h * c->head_dim, c->head_dim,
                                           s->type);
                 }

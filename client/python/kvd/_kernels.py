@@ -173,7 +173,7 @@ _TABLES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
-_ROWS = 2 + len(_TABLES) + 11   # of struct kvd_ops: the members before write_row and read_row
+_ROWS = 2 + len(_TABLES) + 11   # of struct kvd_ops: the members before those that read and write rows
 
 
 class Ops:
@@ -181,8 +181,9 @@ class Ops:
 
     def __init__(self, address: int):
         self.address = address
-        tables = (c_void_p * (_ROWS + 2)).from_address(address)[2:]
-        self.write_row, self.read_row = (ctypes.CFUNCTYPE(None, _P, _P, _U, c_int)(it or 0) for it in tables[_ROWS - 2:])
+        tables = (c_void_p * (_ROWS + 4)).from_address(address)[2:]
+        self.write_row, self.read_row, self.write_key, self.read_key = (
+            ctypes.CFUNCTYPE(None, _P, _P, _U, c_int)(it or 0) for it in tables[_ROWS - 2:])
         for (name, members), at in zip(_TABLES.items(), tables):
             pointers = (c_void_p * len(members)).from_address(at or 0)
             setattr(self, name, {member: ctypes.CFUNCTYPE(result, *arguments)(pointer)

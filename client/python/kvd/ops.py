@@ -67,33 +67,36 @@ def _need(condition: bool, words: str) -> None:
 # ---- quantised rows --------------------------------------------------------------------------------------------------
 
 
-def quantise(x: Array, dtype: str) -> Quantised:
+def quantise(x: Array, dtype: str, keys: bool = False) -> Quantised:
     """Return rows of numbers as blocks of dtype "q8" or "q4" hold them: codes of 8 or 4 bits, with a scale and a least
     number for each 64 of them.
 
-    x: float32 [rows, dim], dim even. A group with a NaN or an infinity becomes NaN.
+    x: float32 [rows, dim], dim even. A group with a NaN or an infinity becomes NaN. keys: the rows are keys, of which
+    blocks have the Walsh-Hadamard transform (libkvd(3)); all functions here expect that of quantised keys.
 
         import numpy as np
         from kvd import ops
-        keys = ops.quantise(np.ones((1000, 128), np.float32), "q4")
-        assert keys.rows.shape == (1000, 72) and (ops.expand(keys) == 1).all()
+        keys = ops.quantise(np.ones((1000, 128), np.float32), "q4", keys=True)
+        assert keys.rows.shape == (1000, 72) and np.allclose(ops.expand(keys, keys=True), 1, atol=1e-3)
     """
     t = take("x", x, "rows dim", ["float32"])
     (n, dim), ops, number = t.shape, pick(_variant), _choice("dtype", dtype, {it: NUMBERS[it] for it in ("q8", "q4")})
     found = Quantised(given(np.empty((n, lib.kvd_row_bytes(number, dim)), np.uint8), x), dtype, dim)
     to = Tensor("rows", found)
+    write = ops.write_key if keys else ops.write_row
     for i in range(n):
-        ops.write_row(to.pointer + i * to.row, t.pointer + 4 * i * dim, dim, number)
+        write(to.pointer + i * to.row, t.pointer + 4 * i * dim, dim, number)
     return found
 
 
-def expand(rows: Quantised) -> Array:
-    """Return the numbers that quantised rows [..., dim] stand for, float32."""
+def expand(rows: Quantised, keys: bool = False) -> Array:
+    """Return the numbers that quantised rows [..., dim] stand for, float32. keys: as of quantise()."""
     t = Tensor("rows", rows)
     t = t if t.is_dense else Tensor("rows", native.copied(rows))
     out, ops = np.empty((math.prod(t.shape[:-1]), t.shape[-1]), np.float32), pick(_variant)
+    read = ops.read_key if keys else ops.read_row
     for i in range(len(out)):
-        ops.read_row(at(out[i]), t.pointer + i * t.row, t.shape[-1], t.number)
+        read(at(out[i]), t.pointer + i * t.row, t.shape[-1], t.number)
     return given(out.reshape(t.shape), rows.rows)
 
 

@@ -38,6 +38,35 @@ static void round_group(float *x, uint32_t n, float most_code) {
                             least);
 }
 
+/* The orthonormal Walsh-Hadamard transform of n <= 64 numbers, by its definition. */
+static void turn_power(float *x, uint32_t n) {
+        double sum[64] = {0};
+
+        for (uint32_t i = 0; i < n; i++)
+                for (uint32_t k = 0; k < n; k++)
+                        sum[i] += __builtin_parity(i & k) ? -(double)x[k] : (double)x[k];
+        for (uint32_t i = 0; i < n; i++)
+                x[i] = (float)(sum[i] / sqrt(n));
+}
+
+static void turn_group(float *x, uint32_t n) {
+        for (uint32_t part = 64; part > 0; part /= 2)
+                if (n & part) {
+                        turn_power(x, part);
+                        x += part;
+                }
+}
+
+void reference_round_key(float *row, uint32_t dim, uint32_t dtype) {
+        bool turn = dtype == KVD_Q8 || dtype == KVD_Q4;
+
+        for (uint32_t d = 0; turn && d < dim; d += 64)
+                turn_group(row + d, dim - d < 64 ? dim - d : 64);
+        reference_round(row, dim, dtype);
+        for (uint32_t d = 0; turn && d < dim; d += 64)
+                turn_group(row + d, dim - d < 64 ? dim - d : 64);
+}
+
 void reference_round(float *row, uint32_t dim, uint32_t dtype) {
         bool quantised = dtype == KVD_Q8 || dtype == KVD_Q4;
 

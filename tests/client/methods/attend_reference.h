@@ -19,6 +19,9 @@ struct history { /* of one layer; rows [position][kv_heads][head_dim] */
 /* A row of dim numbers as a space of that dtype stores it; with small numbers only. */
 void reference_round(float *row, uint32_t dim, uint32_t dtype);
 
+/* The same of a key. */
+void reference_round_key(float *row, uint32_t dim, uint32_t dtype);
+
 /* The result of one query head at a position. */
 void reference_attend(const struct history *h, uint32_t position, const struct kvd_heads *heads,
                       uint32_t head, const float *q, double *out);

@@ -71,7 +71,7 @@ static void start(uint32_t dtype, uint32_t order) {
                         keys[i][d] = random_float();
                         values[i][d] = random_float();
                 }
-                reference_round(keys[i], ROW, dtype);
+                reference_round_key(keys[i], ROW, dtype);
                 reference_round(values[i], ROW, dtype);
         }
         for (uint32_t i = 0, first = 0; i < ENTRIES; first += fills[i++]) {

@@ -257,7 +257,7 @@ static void round_history(struct history *h, uint32_t n) {
         uint32_t dim = geometry.head_dim;
 
         for (size_t i = 0; i < (size_t)n * geometry.kv_heads; i++) {
-                reference_round(h->k + i * dim, dim, geometry.dtype);
+                reference_round_key(h->k + i * dim, dim, geometry.dtype);
                 reference_round(h->v + i * dim, dim, geometry.dtype);
         }
 }

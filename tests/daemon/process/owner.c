@@ -322,18 +322,44 @@ void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane,
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         float numbers[OWNER_DIM];
 
-        ops->read_row(numbers, row, o->g.head_dim, (enum kvd_number)o->g.dtype);
+        (plane ? ops->read_row : ops->read_key)(numbers, row, o->g.head_dim,
+                                                (enum kvd_number)o->g.dtype);
         numbers[d] = (float)x;
-        ops->write_row(row, numbers, o->g.head_dim, (enum kvd_number)o->g.dtype);
+        (plane ? ops->write_row : ops->write_key)(row, numbers, o->g.head_dim,
+                                                  (enum kvd_number)o->g.dtype);
 }
 
 double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
                  uint32_t head, uint32_t token, uint32_t d) {
+        const struct kvd_ops *ops = kvd_ops_pick("scalar");
+        float numbers[OWNER_DIM];
+
+        (plane ? ops->read_row : ops->read_key)(numbers,
+                                                row_of(o, block, layer, plane, head, token),
+                                                o->g.head_dim, (enum kvd_number)o->g.dtype);
+        return numbers[d];
+}
+
+double owner_stored(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                    uint32_t head, uint32_t token, uint32_t d) {
         float numbers[OWNER_DIM];
 
         kvd_ops_pick("scalar")->read_row(numbers, row_of(o, block, layer, plane, head, token),
                                          o->g.head_dim, (enum kvd_number)o->g.dtype);
         return numbers[d];
+}
+
+double owner_step(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                  uint32_t head, uint32_t token) {
+        const uint8_t *row = row_of(o, block, layer, plane, head, token);
+        uint16_t half;
+        float step;
+
+        if (!kvd_is_quantised(o->g.dtype))
+                return 0;
+        memcpy(&half, row + kvd_code_bytes(o->g.dtype, o->g.head_dim), sizeof half);
+        kvd_ops_pick("scalar")->widen(&step, &half, 1, KVD_NUMBER_F16);
+        return step;
 }
 
 double owner_random(uint64_t *seed) {

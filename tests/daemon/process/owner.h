@@ -81,6 +81,12 @@ uint8_t *owner_block(const struct owner *o, uint32_t block);
 /* plane 0: keys, 1: values */
 void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head,
                uint32_t token, uint32_t d, double x);
+/* What is stored of a number: of a quantised key, a number of its transform. */
+double owner_stored(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                    uint32_t head, uint32_t token, uint32_t d);
+/* What is between two codes of a quantised row; 0 if rows are not quantised. */
+double owner_step(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                  uint32_t head, uint32_t token);
 double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
                  uint32_t head, uint32_t token, uint32_t d);
 /* Fills a block with approximately normally distributed numbers; the mean key is not 0. */

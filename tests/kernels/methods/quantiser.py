@@ -5,6 +5,20 @@ import numpy as np
 GROUP = 64
 
 
+def turned(x):
+    """The orthonormal Walsh-Hadamard transform of each group of x [rows, dim]; of each power of two, if a group is none."""
+    parts, at = [], 0
+    while at < x.shape[1]:
+        n = min(GROUP, x.shape[1] - at)
+        n = 1 << n.bit_length() - 1
+        g = x[:, at:at + n].astype(np.float32)
+        for _ in range(n.bit_length() - 1):
+            g = np.concatenate([g[:, ::2] + g[:, 1::2], g[:, ::2] - g[:, 1::2]], 1)
+        parts.append(g * (np.float32(1) / np.sqrt(np.float32(n))))
+        at += n
+    return np.concatenate(parts, 1)
+
+
 def quantised(x, bits):
     """Codes [rows, dim], scales and leasts [rows, groups] of x [rows, dim]."""
     codes, scales, leasts = [], [], []
@@ -35,3 +49,11 @@ def expanded(x, dtype):
     codes, scales, leasts = quantised(x, {"q8": 8, "q4": 4}[dtype])
     of = np.arange(x.shape[1]) // GROUP
     return (codes * scales[:, of].astype(np.float64) + leasts[:, of].astype(np.float64)).astype(np.float32)
+
+
+def packed_keys(x, dtype):
+    return packed(turned(x), dtype)
+
+
+def expanded_keys(x, dtype):
+    return turned(expanded(turned(x), dtype))

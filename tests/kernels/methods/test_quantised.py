@@ -4,7 +4,7 @@ the numbers that they stand for."""
 import numpy as np
 
 from kernels import ops, refused, same, variants
-from quantiser import expanded, packed
+from quantiser import expanded, expanded_keys, packed, packed_keys, turned
 
 DIMS = [2, 6, 14, 16, 18, 32, 40, 64, 66, 80, 96, 98, 128, 130, 192, 256]
 
@@ -32,11 +32,12 @@ def forms():
 def test_rows_equal_numpy_bit_for_bit():
     for rng, dtype, dim in forms():
         x = special(rng, dim)
-        rows, numbers = packed(x, dtype), expanded(x, dtype)
-        for _ in variants():
-            got = ops.quantise(x, dtype)
-            assert np.array_equal(got.rows, rows), (dtype, dim, np.argwhere(got.rows != rows)[:4])
-            assert same(ops.expand(got), numbers), (dtype, dim)
+        for keys, pack, expand in (False, packed, expanded), (True, packed_keys, expanded_keys):
+            rows, numbers = pack(x, dtype), expand(x, dtype)
+            for _ in variants():
+                got = ops.quantise(x, dtype, keys=keys)
+                assert np.array_equal(got.rows, rows), (dtype, dim, keys, np.argwhere(got.rows != rows)[:4])
+                assert same(ops.expand(got, keys=keys), numbers), (dtype, dim, keys)
 
 
 def test_the_error_is_half_a_code():
@@ -46,11 +47,22 @@ def test_the_error_is_half_a_code():
         assert np.abs(ops.expand(ops.quantise(x, dtype)) - x).max() < spread * 0.51 + 3e-3
 
 
+def test_a_large_channel_leaves_codes_to_the_others():
+    for rng, dtype, dim in forms():
+        if dim < 16:
+            continue
+        x = rng.standard_normal((50, dim)).astype(np.float32)
+        x[:, ::64] += 60
+        errors = [np.delete(ops.expand(ops.quantise(x, dtype, keys=keys), keys=keys) - x, np.s_[::64], 1).std() for keys in (True, False)]
+        assert errors[0] < errors[1] / 2, (dtype, dim, errors)
+
+
 def test_zero_bytes_are_zeros():
     for _, dtype, dim in forms():
-        rows = ops.quantise(np.ones((3, dim), np.float32), dtype)
-        rows.rows[:] = 0
-        assert not ops.expand(rows).any()
+        for keys in False, True:
+            rows = ops.quantise(np.ones((3, dim), np.float32), dtype)
+            rows.rows[:] = 0
+            assert not ops.expand(rows, keys=keys).any()
 
 
 def test_sizes():
@@ -71,16 +83,22 @@ def test_refusals():
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def any_rows(rng, shape, dtype):
-    """Quantised rows, and the numbers that they stand for."""
+POOL, ALL = np.s_[:, 0], np.s_[:]       # keys among rows [blocks or layers, 2 (K, V), ...], and all of them
+
+
+def any_rows(rng, shape, dtype, keys=None):
+    """Quantised rows, and the numbers that they stand for. keys: an index of those that are keys."""
     x = rng.standard_normal((int(np.prod(shape[:-1])), shape[-1])).astype(np.float32)
-    rows = packed(x, dtype)
-    return ops.Quantised(rows.reshape(*shape[:-1], -1), dtype, shape[-1]), expanded(x, dtype).reshape(shape)
+    rows, numbers = packed(x, dtype).reshape(*shape[:-1], -1), expanded(x, dtype).reshape(shape)
+    if keys is not None:
+        rows[keys] = packed_keys(x, dtype).reshape(rows.shape)[keys]
+        numbers[keys] = expanded_keys(x, dtype).reshape(shape)[keys]
+    return ops.Quantised(rows, dtype, shape[-1]), numbers
 
 
-def of_each(rng, dtype, shape, call, near):
+def of_each(rng, dtype, shape, call, near, keys=None):
     """call(rows) is near call(numbers), and has the same bits in all variants."""
-    rows, numbers = any_rows(rng, shape, dtype)
+    rows, numbers = any_rows(rng, shape, dtype, keys)
     first = None
     for _ in variants():
         got, want = (np.asarray(call(it), np.float64) for it in (rows, numbers))
@@ -98,14 +116,16 @@ def test_attention():
             q = rng.standard_normal((queries, heads * group, dim)).astype(np.float32)
             for part in range(3):
                 of_each(rng, dtype, (len(table) + 2, 2, heads, size, dim),
-                        lambda pool, p=part: ops.attention(q, pool, table, tokens=tokens)[p], 2e-5 * queries * group)
+                        lambda pool, p=part: ops.attention(q, pool, table, tokens=tokens)[p], 2e-5 * queries * group, POOL)
 
 
 def test_nan_keys_and_values_do_not_spread():
     q, x = np.ones((1, 1, 64), np.float32), np.ones((4 * 16, 64), np.float32)
     x[3, 5] = np.nan        # the key of token 3 of block 0
     for dtype in "q8", "q4":
-        pool = ops.Quantised(packed(x, dtype).reshape(2, 2, 1, 16, -1), dtype, 64)
+        rows = packed(x, dtype).reshape(2, 2, 1, 16, -1)
+        rows[POOL] = packed_keys(x, dtype).reshape(rows.shape)[POOL]
+        pool = ops.Quantised(rows, dtype, 64)
         for _ in variants():
             assert np.isnan(ops.attention(q, pool, [0])[0]).all()
             assert (ops.attention(q, pool, [1])[0] == 1).all()
@@ -114,36 +134,37 @@ def test_nan_keys_and_values_do_not_spread():
 def test_keydiff():
     for rng, dtype, dim in forms():
         anchor = rng.standard_normal((2, dim)).astype(np.float32)
-        of_each(rng, dtype, (2, 45, dim), lambda k: ops.keydiff_anchor(k)[0], 3e-5)
-        of_each(rng, dtype, (2, 45, dim), lambda k: ops.keydiff_scores(k, anchor), 3e-6)
+        of_each(rng, dtype, (2, 45, dim), lambda k: ops.keydiff_anchor(k)[0], 3e-5, ALL)
+        of_each(rng, dtype, (2, 45, dim), lambda k: ops.keydiff_scores(k, anchor), 3e-6, ALL)
 
 
 def test_keydiff_ignores_keys_that_are_not_finite():
     for rng, dtype, dim in forms():
         x = special(rng, dim)
         for _ in variants():
-            found = ops.keydiff_scores(ops.Quantised(packed(x, dtype)[None], dtype, dim), np.ones((1, dim), np.float32))
-            assert np.array_equal(np.isinf(found[0]), ~np.isfinite((expanded(x, dtype) ** 2).sum(1)) |
-                                  ((expanded(x, dtype) ** 2).sum(1) == 0))
+            keys = ops.Quantised(packed_keys(x, dtype)[None], dtype, dim)
+            found = ops.keydiff_scores(keys, np.ones((1, dim), np.float32))
+            squares = (turned(expanded_keys(x, dtype)) ** 2).sum(1)
+            assert np.array_equal(np.isinf(found[0]), ~np.isfinite(squares) | (squares == 0))
 
 
 def test_memshare():
     for rng, dtype, dim in forms():
-        other = any_rows(rng, (2, 2, 2, 5, dim), dtype)
+        other = any_rows(rng, (2, 2, 2, 5, dim), dtype, POOL)
         for metric in "fro_norm", "mean_l2", "relative":
             for how in {}, {"delta": 9}, {"delta": 9, "frequencies": np.ones(max(dim // 5, 1))}:
                 of_each(rng, dtype, (2, 2, 2, 5, dim), lambda a, m=metric, h=how: ops.memshare_distance(
-                    a, other[isinstance(a, np.ndarray)], metric=m, **h), 3e-5)
-        of_each(rng, dtype, (2, 2, 2, 5, dim), ops.memshare_norms, 2e-3)
+                    a, other[isinstance(a, np.ndarray)], metric=m, **h), 3e-5, POOL)
+        of_each(rng, dtype, (2, 2, 2, 5, dim), ops.memshare_norms, 2e-3, POOL)
 
 
 def test_hshare():
     for rng, dtype, dim in forms():
         q = rng.standard_normal((33, 2, dim)).astype(np.float32)
-        of_each(rng, dtype, (33, dim), lambda k: ops.hshare_weights(q, k), 2e-3)
+        of_each(rng, dtype, (33, dim), lambda k: ops.hshare_weights(q, k), 2e-3, ALL)
         for n in {min(dim, 32), max(dim // 3, 1)}:
             channels = np.sort(rng.permutation(dim)[:n])
-            of_each(rng, dtype, (50, dim), lambda k, c=channels: ops.hshare_labels(k, c), 0)
+            of_each(rng, dtype, (50, dim), lambda k, c=channels: ops.hshare_labels(k, c), 0, ALL)
 
 
 def test_bicache():
@@ -179,7 +200,7 @@ def test_tokens_written_one_by_one_equal_those_written_at_once():
 def test_strided_rows_are_read_in_place():
     rng = np.random.default_rng(2)
     for dtype in "q8", "q4":
-        rows, numbers = any_rows(rng, (4, 16, 3, 64), dtype)    # [blocks, tokens, heads, dim]
+        rows, numbers = any_rows(rng, (4, 16, 3, 64), dtype, ALL)    # [blocks, tokens, heads, dim]
         view = ops.Quantised(rows.rows[2].swapaxes(0, 1), dtype, 64)
         assert np.abs(ops.keydiff_anchor(view)[0] - ops.keydiff_anchor(numbers[2].swapaxes(0, 1).copy())[0]).max() < 1e-5
-        assert np.array_equal(ops.expand(view), numbers[2].swapaxes(0, 1))
+        assert np.array_equal(ops.expand(view, keys=True), numbers[2].swapaxes(0, 1))

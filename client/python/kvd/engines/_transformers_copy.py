@@ -38,7 +38,11 @@ def gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> to
         run = run.view(n, size)[:, :used].unflatten(1, (g.layers, 2, 1, g.kv_heads, g.block_tokens, row))
         out[..., first:first + n, :, :] = run.permute(1, 2, 3, 4, 0, 5, 6)
     rows = out.flatten(4, 5)[..., :length, :]
-    return rows.view(DTYPES[g.dtype]) if g.dtype in DTYPES else _expanded(rows, g.dtype, g.head_dim)
+    if g.dtype in DTYPES:
+        return rows.view(DTYPES[g.dtype])
+    states = _expanded(rows, g.dtype, g.head_dim)
+    states[:, 0] = _turned(states[:, 0])
+    return states
 
 
 def _row_bytes(dtype: str, dim: int) -> int:
@@ -59,6 +63,20 @@ def _expanded(rows: torch.Tensor, dtype: str, dim: int) -> torch.Tensor:
     of = ends.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).to(torch.float32)
     scale, least = of.repeat_interleave(_GROUP, -2)[..., :dim, :].unbind(-1)
     return codes * scale + least
+
+
+def _turned(keys: torch.Tensor) -> torch.Tensor:
+    """The numbers of quantised keys, of which blocks have the orthonormal Walsh-Hadamard transform (kernels/turn.h)."""
+    parts = []
+    for group in keys.split(_GROUP, -1):
+        while group.shape[-1]:
+            steps = group.shape[-1].bit_length() - 1
+            part, group = group.tensor_split([1 << steps], -1)
+            for _ in range(steps):
+                a, b = part[..., ::2], part[..., 1::2]
+                part = torch.cat([a + b, a - b], -1)
+            parts.append(part * (1 / torch.tensor(float(1 << steps)).sqrt()))
+    return torch.cat(parts, -1)
 
 
 def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_TURN_H
+#define KVD_KERNELS_TURN_H
+
+/*
+ * The transform of quantised keys. A few channels of keys are much larger than the others, so codes
+ * of 4 bits with a common scale leave little of the others. The orthonormal Walsh-Hadamard transform
+ * spreads each number over its group (QuaRot, arXiv 2404.00456, section 4). It is its own inverse,
+ * and keeps lengths and products. So attention transforms queries, not keys. Values have no such
+ * channels, and lose more if they are transformed.
+ */
+
+#include <math.h>
+
+#include "ipc/base/format.h"
+#include "ipc/base/util.h"
+#include "kernels/lanes.h"
+
+/* Sums of pairs, and behind them their differences. Repeated log2(n) times, this is the transform. */
+KERNEL void turn_step(float *to, const float *x, uint32_t n) {
+        for (uint32_t i = 0; i < n / 2; i++) {
+                to[i] = x[2 * i] + x[2 * i + 1];
+                to[n / 2 + i] = x[2 * i] - x[2 * i + 1];
+        }
+}
+
+/* n: a power of two. */
+KERNEL void turn_power(float *x, uint32_t n) {
+        float other[KVD_GROUP], scale = 1.0f / sqrtf((float)n);
+        bool here = true;
+
+        for (uint32_t left = n; left > 1; left /= 2, here = !here)
+                turn_step(here ? other : x, here ? x : other, n);
+        for (uint32_t i = 0; i < n; i++)
+                x[i] = scale * (here ? x[i] : other[i]);
+}
+
+/* A group of n numbers in place; each power of two of them, the largest first, if n is none. */
+KERNEL void turn_group(float *x, uint32_t n) {
+        for (uint32_t part; n > 0; x += part, n -= part) {
+                part = 1u << (31 - __builtin_clz(n));
+                turn_power(x, part);
+        }
+}
+
+/* A key of dim numbers in place. One that is not quantised stays as it is. */
+KERNEL void turn_key(float *x, uint32_t dim, enum kvd_number type) {
+        for (uint32_t d = 0; d < dim && kvd_is_quantised(type); d += KVD_GROUP)
+                turn_group(x + d, MIN(dim - d, KVD_GROUP));
+}
+
+#endif
