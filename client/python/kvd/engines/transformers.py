@@ -26,7 +26,7 @@ Blocks of quantised keys and values hold 1.9 (int8) or 3.6 (int4) times as many 
 
 Each token and head has a scale for every 64 numbers (libkvd(3)). With int4, a token sees those of its own span of 128 tokens as
 the model computed them, which each request keeps for itself, and prefixes are found in whole spans. On SmolLM2-135M, texts
-lose about .001 nats with int8, and .02 with int4. Prefixes are shared by requests of the same dtype; methods read such blocks
+lose about .001 nats with int8, and .01 with int4. Prefixes are shared by requests of the same dtype; methods read such blocks
 as any others.
 
 Models with sliding windows (Gemma 2 and 3, gpt-oss, Mistral, OLMo 3, Cohere 2), soft caps and attention sinks attend in
