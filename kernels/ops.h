@@ -130,7 +130,10 @@ struct kvd_ops {
         void (*write_row)(void *row, const float *from, uint32_t dim, enum kvd_number type);
         void (*read_row)(float *to, const void *row, uint32_t dim, enum kvd_number type);
 
-        /* The same for the row of a key, whose transform is stored if it is quantised: kernels/turn.h. */
+        /*
+         * The same for the row of a key. Of a quantised one, a transform is stored that is its own
+         * inverse (libkvd(3)). All other operations expect that of quantised keys.
+         */
         void (*write_key)(void *row, const float *from, uint32_t dim, enum kvd_number type);
         void (*read_key)(float *to, const void *row, uint32_t dim, enum kvd_number type);
 

@@ -71,7 +71,8 @@ struct kvd_sketch_part {
         uint32_t sign;
         /*
          * NULL, or dim numbers that are subtracted on insertion and added by queries. They must not
-         * change while anything is in the sketch: linearity depends on it.
+         * change while anything is in the sketch: linearity depends on it. Of quantised keys, the
+         * sketch has what is stored, a transform (write_key in ops.h), and so has the mean.
          */
         const float *mean;
 };

@@ -5,9 +5,10 @@
 /*
  * The transform of quantised keys. A few channels of keys are much larger than the others, so codes
  * of 4 bits with a common scale leave little of the others. The orthonormal Walsh-Hadamard transform
- * spreads each number over its group (QuaRot, arXiv 2404.00456, section 4). It is its own inverse,
- * and keeps lengths and products. So attention transforms queries, not keys. Values have no such
- * channels, and lose more if they are transformed.
+ * spreads each number over its group (QuaRot, arXiv 2404.00456, section 4). Fixed signs before and
+ * after it let no plain pattern, as an offset of all channels, become a single number. Together they
+ * are their own inverse, and keep lengths and products. So attention transforms queries, not keys.
+ * Values have no such channels, and lose more if they are transformed.
  */
 
 #include <math.h>
@@ -15,6 +16,13 @@
 #include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
+
+#define TURN_SIGNS UINT64_C(0x243f6a8885a308d3) /* of pi; bit i: number i changes its sign */
+
+KERNEL void turn_signs(float *x, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++)
+                x[i] = TURN_SIGNS >> i & 1 ? -x[i] : x[i];
+}
 
 /* Sums of pairs, and behind them their differences. Repeated log2(n) times, this is the transform. */
 KERNEL void turn_step(float *to, const float *x, uint32_t n) {
@@ -29,10 +37,12 @@ KERNEL void turn_power(float *x, uint32_t n) {
         float other[KVD_GROUP], scale = 1.0f / sqrtf((float)n);
         bool here = true;
 
+        turn_signs(x, n);
         for (uint32_t left = n; left > 1; left /= 2, here = !here)
                 turn_step(here ? other : x, here ? x : other, n);
         for (uint32_t i = 0; i < n; i++)
                 x[i] = scale * (here ? x[i] : other[i]);
+        turn_signs(x, n);
 }
 
 /* A group of n numbers in place; each power of two of them, the largest first, if n is none. */

@@ -223,7 +223,7 @@ _pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsul
 
 
 class Quantised:
-    """Rows of quantised numbers, as blocks of dtype q8 and q4 hold them.
+    """Rows of quantised numbers, as blocks of dtype q8 and q4 hold them: of keys, transformed ones (libkvd(3)).
 
     rows: uint8 [..., bytes of a row], any tensor that kvd.ops takes. dtype: "q8" or "q4". dim: numbers of a row.
     """

@@ -76,8 +76,8 @@ def quantise(x: Array, dtype: str, keys: bool = False) -> Quantised:
 
         import numpy as np
         from kvd import ops
-        keys = ops.quantise(np.ones((1000, 128), np.float32), "q4", keys=True)
-        assert keys.rows.shape == (1000, 72) and np.allclose(ops.expand(keys, keys=True), 1, atol=1e-3)
+        values = ops.quantise(np.ones((1000, 128), np.float32), "q4")
+        assert values.rows.shape == (1000, 72) and (ops.expand(values) == 1).all()
     """
     t = take("x", x, "rows dim", ["float32"])
     (n, dim), ops, number = t.shape, pick(_variant), _choice("dtype", dtype, {it: NUMBERS[it] for it in ("q8", "q4")})
@@ -348,7 +348,8 @@ def sketch_insert(cells: Array, places: Array, x: Array, *, sign: str = "value",
 
     cells: float32 [rows, columns, dim], dense, zeros at first. places: from sketch_places. x: [n, dim]. sign: "key" or
     "value" multiplies by that sign of a place, "none" by 1 (for keys, as in the paper). mean: float32 [dim], subtracted
-    from each vector. weight: 1 inserts; -1 deletes vectors that were inserted.
+    from each vector. weight: 1 inserts; -1 deletes vectors that were inserted. Of quantised rows, what they stand for is
+    added: of keys, their transform (quantise()), of which mean is then, too.
     """
     part, p, c, _keep = _sketch(cells, places, sign, mean)
     v = take("x", x, "n dim", list(NUMBERS))

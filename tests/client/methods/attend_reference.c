@@ -38,15 +38,19 @@ static void round_group(float *x, uint32_t n, float most_code) {
                             least);
 }
 
-/* The orthonormal Walsh-Hadamard transform of n <= 64 numbers, by its definition. */
+static double sign(uint32_t i) {
+        return UINT64_C(0x243f6a8885a308d3) >> i & 1 ? -1 : 1;
+}
+
+/* The orthonormal Walsh-Hadamard transform of n <= 64 numbers, by its definition, between signs. */
 static void turn_power(float *x, uint32_t n) {
         double sum[64] = {0};
 
         for (uint32_t i = 0; i < n; i++)
                 for (uint32_t k = 0; k < n; k++)
-                        sum[i] += __builtin_parity(i & k) ? -(double)x[k] : (double)x[k];
+                        sum[i] += (__builtin_parity(i & k) ? -sign(k) : sign(k)) * (double)x[k];
         for (uint32_t i = 0; i < n; i++)
-                x[i] = (float)(sum[i] / sqrt(n));
+                x[i] = (float)(sign(i) * sum[i] / sqrt(n));
 }
 
 static void turn_group(float *x, uint32_t n) {

@@ -3,18 +3,20 @@
 import numpy as np
 
 GROUP = 64
+SIGNS = np.array([-1 if 0x243f6a8885a308d3 >> i & 1 else 1 for i in range(GROUP)], np.float32)
 
 
 def turned(x):
-    """The orthonormal Walsh-Hadamard transform of each group of x [rows, dim]; of each power of two, if a group is none."""
+    """The orthonormal Walsh-Hadamard transform, with signs before and after it, of each group of x [rows, dim]; of each power
+    of two, if a group is none."""
     parts, at = [], 0
     while at < x.shape[1]:
         n = min(GROUP, x.shape[1] - at)
         n = 1 << n.bit_length() - 1
-        g = x[:, at:at + n].astype(np.float32)
+        g = x[:, at:at + n].astype(np.float32) * SIGNS[:n]
         for _ in range(n.bit_length() - 1):
             g = np.concatenate([g[:, ::2] + g[:, 1::2], g[:, ::2] - g[:, 1::2]], 1)
-        parts.append(g * (np.float32(1) / np.sqrt(np.float32(n))))
+        parts.append(g * (np.float32(1) / np.sqrt(np.float32(n))) * SIGNS[:n])
         at += n
     return np.concatenate(parts, 1)
 

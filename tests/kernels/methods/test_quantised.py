@@ -49,12 +49,20 @@ def test_the_error_is_half_a_code():
 
 def test_a_large_channel_leaves_codes_to_the_others():
     for rng, dtype, dim in forms():
-        if dim < 16:
+        if dim % 32 or dim < 64:
             continue
         x = rng.standard_normal((50, dim)).astype(np.float32)
         x[:, ::64] += 60
         errors = [np.delete(ops.expand(ops.quantise(x, dtype, keys=keys), keys=keys) - x, np.s_[::64], 1).std() for keys in (True, False)]
         assert errors[0] < errors[1] / 2, (dtype, dim, errors)
+
+
+def test_an_offset_of_all_channels_does_not_take_the_codes():
+    for rng, dtype, dim in forms():
+        if dim % 64 == 0:
+            x = rng.standard_normal((50, dim)).astype(np.float32)
+            near, far = ((ops.expand(ops.quantise(it, dtype, keys=True), keys=True) - it).std() for it in (x, x + 4))
+            assert far < near * 6, (dtype, dim, near, far)
 
 
 def test_zero_bytes_are_zeros():
@@ -192,9 +200,10 @@ def test_sketch_of_quantised_vectors():
 def test_tokens_written_one_by_one_equal_those_written_at_once():
     for rng, dtype, dim in forms():
         x = rng.standard_normal((16, dim)).astype(np.float32)
-        at_once = ops.quantise(x, dtype).rows
-        for token in range(16):
-            assert np.array_equal(ops.quantise(x[token:token + 1], dtype).rows[0], at_once[token])
+        for keys in False, True:
+            at_once = ops.quantise(x, dtype, keys=keys).rows
+            for token in range(16):
+                assert np.array_equal(ops.quantise(x[token:token + 1], dtype, keys=keys).rows[0], at_once[token])
 
 
 def test_strided_rows_are_read_in_place():

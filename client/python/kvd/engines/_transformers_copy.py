@@ -14,6 +14,7 @@ import kvd
 from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows
 
 _GROUP = 64     # quantised numbers with a common scale
+_SIGNS = 0x243f6a8885a308d3
 
 
 def _tokens_of(input_ids: Any) -> list[int]:
@@ -66,16 +67,18 @@ def _expanded(rows: torch.Tensor, dtype: str, dim: int) -> torch.Tensor:
 
 
 def _turned(keys: torch.Tensor) -> torch.Tensor:
-    """The numbers of quantised keys, of which blocks have the orthonormal Walsh-Hadamard transform (kernels/turn.h)."""
-    parts = []
+    """The numbers of quantised keys, of which blocks have the orthonormal Walsh-Hadamard transform between signs
+    (kernels/turn.h)."""
+    parts, signs = [], torch.tensor([-1. if _SIGNS >> i & 1 else 1. for i in range(_GROUP)], dtype=torch.float32)
     for group in keys.split(_GROUP, -1):
         while group.shape[-1]:
             steps = group.shape[-1].bit_length() - 1
             part, group = group.tensor_split([1 << steps], -1)
+            part = part * signs[:1 << steps]
             for _ in range(steps):
                 a, b = part[..., ::2], part[..., 1::2]
                 part = torch.cat([a + b, a - b], -1)
-            parts.append(part * (1 / torch.tensor(float(1 << steps)).sqrt()))
+            parts.append(part * (1 / torch.tensor(1 << steps, dtype=torch.float32).sqrt()) * signs[:1 << steps])
     return torch.cat(parts, -1)
 
 

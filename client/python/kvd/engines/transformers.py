@@ -39,7 +39,7 @@ A cache follows the methods that are on in its space when it is made (kvctl spac
                 tokens with everything that was kept before it, and then leaves N: a prompt in one call is computed exactly.
                 The budget is read after every call, and keydiff.slack more tokens are allowed while it decodes
     kvreviver   when the prompt is computed, most blocks leave the pool (kvreviver.budget stay); a query waits for those to
-                which it gives more than kvreviver.wanted of its attention
+                which it gives more than kvreviver.wanted of its attention to blocks that may leave
     hshare      a decoded token sees the first tokens, the newest, and hshare.top others that its query selects
     memshare    blocks of a step of reasoning that repeats an earlier one are replaced by that one's; the cache must know which
                 tokens end a step (`KvdCache(..., step_ends=)`), and keys must be rotated as Llama's are, without scaling
