@@ -22,7 +22,6 @@
 #include "store/file_tier.h"
 #include "store/remote_tier.h"
 #include "tests/lib/amount.h"
-#include "tests/lib/emulated.h"
 #include "tests/lib/suite.h"
 #include "tests/store/random_tiers.h"
 
@@ -465,8 +464,5 @@ static void choose(int argc, char **argv) {
         }
 }
 
-SUITE("below-random",
-      SKIP_IF(emulated(
-              "seed 9, as this compiler evaluates arguments, has a file written for ever")),
-      choose(argc, argv), LOOPS(chosen.rounds *N_TIERS, random_events_harm_nothing),
+SUITE("below-random", choose(argc, argv), LOOPS(chosen.rounds *N_TIERS, random_events_harm_nothing),
       TESTS(a_prefix_without_room_is_not_written_for_ever))
