@@ -194,7 +194,7 @@ def test_a_pass_that_failed_is_done_again(server, space):
 def test_tokens_behind_an_answer_see_their_own_span(server, space):
     """With kvreviver=on, a pass is computed in pieces, each of which took the last tokens of the pass for its own."""
     ids, more = document(46, 290), document(51, 40)
-    with opened(server, "int4", name="revived") as own:
+    with opened(server, "int4", name="spans") as own:
         own.set("kvreviver", 1)
         own.set("kvreviver.budget", 1)
         logits = []
