@@ -113,8 +113,8 @@ static inline size_t reader_index(const struct kvd_reader *r, uint32_t layer, ui
 void labels_refresh(struct kvd_reader *, uint32_t changed);
 /* Computes one score per slot of a labelled entry, for the query heads of a KV head. */
 void labels_score(struct kvd_reader *, uint32_t layer, uint32_t head, const float *q);
-/* After labels_score: raises the shares of the entries to those of this query. */
-void labels_share(struct kvd_reader *, uint32_t head);
+/* After labels_score: raises the entries' shares to what this query gives them of its attention to [from, to). */
+void labels_share(struct kvd_reader *, uint32_t head, uint32_t from, uint32_t to);
 /*
  * After labels_score: ranks slots without a label above all others, among columns [from, from + n).
  * Returns how many there are.
@@ -155,7 +155,10 @@ void selection_hits(const struct kvd_reader *, uint32_t *hits);
 int residency_new(struct kvd_reader *);
 void residency_free(struct kvd_reader *);
 void residency_forget(struct kvd_reader *); /* what earlier queries needed */
-/* share [n_entries]: the fraction of a query's attention in each, 0 to 1 */
+/* the entries that may leave, all but the first and the newest: [first, end), or none */
+uint32_t residency_first(const struct kvd_reader *);
+uint32_t residency_end(const struct kvd_reader *);
+/* share [n_entries]: what each would get of a query's attention to blocks that may leave */
 void residency_share(struct kvd_reader *, const float *share);
 int residency_fetch(struct kvd_reader *); /* missing blocks that are needed since the last call */
 int residency_settle(struct kvd_reader *);

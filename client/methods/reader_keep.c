@@ -25,9 +25,9 @@ struct residency {
         double budget;  /* fraction of the blocks that stays */
         uint32_t sinks; /* number of first blocks that stay */
         double recent;  /* fraction of the budget for the newest blocks */
-        float missed;   /* share of a query's attention from which a missing block is waited for */
+        float missed;   /* the share (reader.h) from which a missing block is waited for */
         enum kvd_cool how;
-        float *score;    /* [max_blocks] largest share of a query's attention, fading over time */
+        float *score;    /* [max_blocks] the largest share of a query, fading over time */
         float *wanted;   /* [max_blocks] the same, since the last fetch */
         uint32_t *order; /* [2 max_blocks] scratch */
 };
@@ -64,6 +64,27 @@ void residency_forget(struct kvd_reader *p) {
         memset(p->residency->wanted, 0, p->max_blocks * sizeof *p->residency->wanted);
 }
 
+static uint32_t budget_of(const struct kvd_reader *p) {
+        const struct residency *r = p->residency;
+
+        return MAX((uint32_t)ceil(r->budget * p->n_entries), r->sinks + 2);
+}
+
+uint32_t residency_first(const struct kvd_reader *p) {
+        return MIN(p->residency->sinks, p->n_entries);
+}
+
+uint32_t residency_end(const struct kvd_reader *p) {
+        uint32_t recent = MAX((uint32_t)lrint(p->residency->recent * budget_of(p)), 1);
+
+        return p->n_entries - MIN(recent, p->n_entries);
+}
+
+/* The first and the newest blocks. */
+static bool is_at_an_end(const struct kvd_reader *p, uint32_t i) {
+        return i < residency_first(p) || i >= residency_end(p);
+}
+
 void residency_share(struct kvd_reader *p, const float *share) {
         struct residency *r = p->residency;
 
@@ -74,19 +95,6 @@ void residency_share(struct kvd_reader *p, const float *share) {
 }
 
 /* ---- moving blocks out and in ---------------------------------------------------------------- */
-
-static uint32_t budget_of(const struct kvd_reader *p) {
-        const struct residency *r = p->residency;
-
-        return MAX((uint32_t)ceil(r->budget * p->n_entries), r->sinks + 2);
-}
-
-/* The first and the newest blocks. */
-static bool is_at_an_end(const struct kvd_reader *p, uint32_t i) {
-        uint32_t recent = MAX((uint32_t)lrint(p->residency->recent * budget_of(p)), 1);
-
-        return i < p->residency->sinks || i + recent >= p->n_entries;
-}
 
 /* Whether a block is here and stays, or this sequence may not move it. */
 static bool stays(const struct kvd_reader *p, uint32_t i) {

@@ -17,6 +17,9 @@
 #include "ipc/base/sys.h"
 #include "kernels/attend_inner.h"
 
+/* Blocks that may leave count as at least this part of a query's attention. */
+#define LEAST_REST 0.2f
+
 /* ---- labels ---------------------------------------------------------------------------------- */
 
 static uint8_t *labels_of(const struct kvd_reader *r, uint32_t layer, uint32_t head) {
@@ -138,25 +141,34 @@ void labels_score(struct kvd_reader *r, uint32_t layer, uint32_t head, const flo
         s->ops->aggregate(d->total, d->scores, s->slots, n, r->group, r->scale, KVD_AGGREGATE_SUM);
 }
 
-/* With a single query head, the scores are not weights yet. */
-void labels_share(struct kvd_reader *r, uint32_t head) {
+static float weight_of(const struct kvd_reader *r, const float *weights, uint32_t entry) {
+        uint32_t bt = r->geometry->block_tokens;
+        float sum = 0;
+
+        for (uint32_t j = 0; r->selection->rows[entry] && j < r->fill[entry]; j++)
+                sum += weights[entry * bt + j];
+        return sum;
+}
+
+/*
+ * Many heads of a pretrained model give most of their attention to the first token, which stays. What
+ * matters is how they share out the rest. With a single query head, the scores are not weights yet.
+ */
+void labels_share(struct kvd_reader *r, uint32_t head, uint32_t from, uint32_t to) {
         const struct selection *s = r->selection;
         struct desk *d = s->desks + head;
-        uint32_t bt = r->geometry->block_tokens;
         const float *weights = d->total;
-        float all = (float)r->group;
+        float all = (float)r->group, rest = 0;
 
         if (r->group == 1) {
-                all = r->ops->softmax(d->scores, s->labelled * bt, r->scale);
+                all = r->ops->softmax(d->scores, s->labelled * r->geometry->block_tokens, r->scale);
                 weights = d->scores;
         }
-        for (uint32_t i = 0; i < s->labelled; i++) {
-                float share = 0;
-
-                for (uint32_t j = 0; s->rows[i] && j < r->fill[i]; j++)
-                        share += weights[i * bt + j] / all;
-                d->share[i] = MAX(d->share[i], share);
-        }
+        for (uint32_t i = from; i < MIN(to, s->labelled); i++)
+                rest += weight_of(r, weights, i);
+        rest = MAX(rest, all * LEAST_REST);
+        for (uint32_t i = 0; i < s->labelled; i++)
+                d->share[i] = MAX(d->share[i], weight_of(r, weights, i) / rest);
 }
 
 /* ---- the highest ----------------------------------------------------------------------------- */

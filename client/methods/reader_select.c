@@ -186,9 +186,9 @@ static void look_at(struct kvd_reader *r, uint32_t layer, uint32_t head, const f
         struct desk *d = r->selection->desks + head;
 
         labels_score(r, layer, head, q);
-        if (r->residency)
-                labels_share(r, head);
         d->looked = r->residency != NULL;
+        if (d->looked)
+                labels_share(r, head, residency_first(r), residency_end(r));
 }
 
 static void select_tokens(struct kvd_reader *r, uint32_t layer, uint32_t head, const float *q) {

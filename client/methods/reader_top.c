@@ -34,7 +34,7 @@ static uint32_t top_blocks(struct kvd_reader *r, uint32_t layer, uint32_t head, 
         memset(d->share, 0, r->max_blocks * sizeof *d->share);
         if (s->labelled) {
                 labels_score(r, layer, head, q);
-                labels_share(r, head);
+                labels_share(r, head, 0, r->n_entries);
         }
         for (uint32_t i = 0; i < r->n_entries; i++)
                 if (r->fill[i] == 0 || !s->rows[i])

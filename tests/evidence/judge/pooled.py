@@ -22,9 +22,6 @@ from . import again, ask
 from .rows import POOL, Row
 
 PATIENCE_S = 600        # the daemon's worker has what others leave of the processor
-# kvreviver.wanted for questions: many heads of a pretrained model spread their attention over many blocks. A text of perplexity
-# has the default, since it would take ten minutes.
-WANTED, LONG = 0.02, 256
 
 
 class Pooled:
@@ -77,7 +74,7 @@ class Pool:
         """The context as a row keeps it, in a space whose budget then has room for `more` tokens."""
         budget = round(row.share * len(context)) if row.share < 1 else 0
         self.space = self._space(row.bits)
-        self._set(row, budget, len(context), more)
+        self._set(row, budget, len(context))
         scored = {"budget": len(context) + more} if row.scorer else {}
         with KvdCache(self.model, self.space, context, **scored) as cache:
             it, step = Pooled(self.model, cache, row), row.chunk or len(context)
@@ -118,10 +115,10 @@ class Pool:
         module = __import__(f"scorer_{scorer}")
         module.compress(cache, self.tokenizer, torch.tensor([context]), budget)
 
-    def _set(self, row: Row, budget: int, tokens: int, more: int) -> None:
+    def _set(self, row: Row, budget: int, tokens: int) -> None:
         window = self.space.setting("hshare.sinks") + self.space.setting("hshare.recent")
         settings = {"keydiff": 0 < budget and not row.scorer, "keydiff.budget": budget,
-                    "kvreviver": row.stays < 1, "kvreviver.budget": row.stays, "kvreviver.wanted": WANTED if more < LONG else 0.1,
+                    "kvreviver": row.stays < 1, "kvreviver.budget": row.stays,
                     "hshare": row.reads < 1, "hshare.top": max(round(row.reads * tokens) - window, 1)}
         for name, value in settings.items():
             self.space.set(name, value)
