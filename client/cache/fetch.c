@@ -98,7 +98,6 @@ static int64_t send_parts(struct kvd_space *space, uint32_t group, const uint32_
         return r < 0 ? r : (int64_t)reply.tokens;
 }
 
-/* Once more, if the daemon was replaced between two parts. */
 static int64_t fetch_in_parts(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
                               uint32_t n_tokens, int *fd) {
         int64_t r = handle_lock(space->handle);
@@ -106,8 +105,6 @@ static int64_t fetch_in_parts(struct kvd_space *space, uint32_t group, const uin
         if (r < 0)
                 return r;
         r = send_parts(space, group, tokens, n_tokens, fd);
-        if (r == -ESTALE)
-                r = send_parts(space, group, tokens, n_tokens, fd);
         handle_unlock(space->handle);
         return r;
 }

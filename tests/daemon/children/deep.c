@@ -6,7 +6,7 @@
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
-static const uint32_t *chain(void) {
+const uint32_t *deep_tokens(void) {
         static uint32_t tokens[DEEP_TOKENS];
 
         for (uint32_t i = 0; i < DEEP_TOKENS; i++)
@@ -41,7 +41,7 @@ void deep_seal(kvd_space *space, uint32_t n_blocks) {
         }
         for (uint32_t i = 0; i < n_blocks; i++)
                 oracle_fill(blocks[i].data, DEEP_BLOCK_BYTES, seed_of(i));
-        ck_assert_msg(kvd_seal(space, &pin, n_blocks, blocks, chain(),
+        ck_assert_msg(kvd_seal(space, &pin, n_blocks, blocks, deep_tokens(),
                                n_blocks * DEEP_BLOCK_TOKENS) >= 0,
                       "%s", kvd_error());
         kvd_unpin(space, &pin);
@@ -53,7 +53,7 @@ uint32_t deep_resident(kvd_space *space, uint32_t *below) {
         int64_t n;
 
         kvd_catch_up(space);
-        n = kvd_lookup(space, 0, chain(), DEEP_TOKENS, ids, DEEP_BLOCKS, &pin);
+        n = kvd_lookup(space, 0, deep_tokens(), DEEP_TOKENS, ids, DEEP_BLOCKS, &pin);
         ck_assert_int_ge(n, 0);
         for (uint32_t i = 0; i < n / DEEP_BLOCK_TOKENS; i++)
                 ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), DEEP_BLOCK_BYTES,
@@ -66,7 +66,7 @@ uint32_t deep_resident(kvd_space *space, uint32_t *below) {
 
 bool deep_fetch(kvd_space *space) {
         int fd;
-        int64_t n = kvd_fetch(space, 0, 0, chain(), DEEP_TOKENS, &fd);
+        int64_t n = kvd_fetch(space, 0, 0, deep_tokens(), DEEP_TOKENS, &fd);
 
         return fetch_ended(n, fd);
 }

@@ -13,6 +13,7 @@
 #define DEEP_BLOCK_BYTES 4096u
 #define DEEP_BLOCKS (DEEP_TOKENS / DEEP_BLOCK_TOKENS)
 
+const uint32_t *deep_tokens(void);                   /* DEEP_TOKENS of them */
 kvd_space *deep_space(kvd *handle, uint32_t kind);   /* kind: enum kvd_kind; 0: causal */
 void deep_seal(kvd_space *space, uint32_t n_blocks); /* the first n blocks */
 /* Returns the number of resident tokens; checks their bytes. *below: as a lookup reports it. */

@@ -13,10 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include "client/kvd.h"
 #include "ipc/base/layout.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/children/deep.h"
 #include "tests/daemon/children/file_tier.h"
@@ -243,6 +245,52 @@ START_TEST(a_prefix_of_any_length_comes_back) {
         ck_assert(deep_fetch(deep));
         ck_assert_uint_eq(deep_resident(deep, &below), DEEP_TOKENS);
         ck_assert(!deep_fetch(deep));
+        kvd_space_close(deep);
+}
+END_TEST
+
+/* ---- a daemon that dies between two parts of a prefix ---------------------------------------- */
+
+static struct {
+        const struct kvd_sys *under; /* the wrapped system calls */
+        uint32_t parts;              /* messages sent that are as large as a part */
+} sending;
+
+static ssize_t count_parts(int fd, const struct msghdr *message, int flags) {
+        sending.parts += message->msg_iov->iov_len >= KVD_FETCH_TOKENS * sizeof(uint32_t);
+        return sending.under->sendmsg(fd, message, flags);
+}
+
+/* Behind the first part's reply, the daemon dies. */
+static ssize_t receive_and_kill(int fd, struct msghdr *message, int flags) {
+        ssize_t n = sending.under->recvmsg(fd, message, flags);
+
+        if (n > 0 && sending.parts == 1) {
+                sys = sending.under;
+                watcher = peer_close(watcher);
+                instance_kill(&in);
+                instance_again(&in, settings());
+                watcher = peer_attach(in.socket);
+        }
+        return n;
+}
+
+START_TEST(a_prefix_whose_daemon_dies_between_its_parts_comes_back) {
+        kvd_space *deep = write_deep(KVD_BIDIRECTIONAL);
+        struct kvd_sys table = *sys;
+        uint32_t below;
+        int fd;
+
+        table.sendmsg = count_parts;
+        table.recvmsg = receive_and_kill;
+        sending.under = sys;
+        sys = &table;
+        ck_assert_int_eq(kvd_fetch(deep, 0, 0, deep_tokens(), DEEP_TOKENS, &fd), -ECONNRESET);
+        ck_assert_int_eq(fd, -1);
+        ck_assert_uint_eq(sending.parts, 1);
+        WAIT_UNTIL(deep_resident(deep, &below) == 0 && below == DEEP_TOKENS);
+        ck_assert(deep_fetch(deep));
+        ck_assert_uint_eq(deep_resident(deep, &below), DEEP_TOKENS);
         kvd_space_close(deep);
 }
 END_TEST
@@ -712,7 +760,9 @@ SUITE("file", FIXTURE(start, stop),
       LOOPS(3, objects_come_back_beside_chains), LOOPS(4, foreign_files_are_not_changed),
       TESTS(there_is_one_tier, evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
             lookups_say_what_is_below, a_chain_of_any_length_comes_back,
-            a_prefix_of_any_length_comes_back, a_killed_daemons_disk_process_is_waited_for,
+            a_prefix_of_any_length_comes_back,
+            a_prefix_whose_daemon_dies_between_its_parts_comes_back,
+            a_killed_daemons_disk_process_is_waited_for,
             a_disk_process_that_hangs_is_not_waited_for, a_deleted_file_is_reported,
             only_missing_blocks_are_fetched, others_are_not_there, deleted_is_deleted,
             a_dropped_space_comes_back, evict_to_a_full_file_says_so,
