@@ -279,9 +279,9 @@ def test_more_than_the_index_has_room_to_say(on: Instance) -> None:
             compute(space, list(range(i * 1000, i * 1000 + 30 * BT)))
         publisher.process.send_signal(signal.SIGCONT)
         last = {tuple(range(79000, 79000 + n * BT)) for n in range(1, 31)}
-        router.follow(lambda: last <= router.chains(), "the last prompt")
-        for prefix in router.chains():
-            assert space.match(list(prefix)) == len(prefix), "not there any more"
+        # the daemon evicts ahead of what is needed next, so blocks may leave behind the last prompt, too
+        router.follow(lambda: last <= router.chains() and
+                      all(space.match(list(it)) == len(it) for it in router.chains()), "the last prompt, and what has left")
         router.close()
         publisher.end()
 
