@@ -68,11 +68,11 @@ typedef struct kvd_space kvd_space;
  * KVD_Q8 and KVD_Q4 are quantised. A row (head_dim numbers, of one token and KV head) is head_dim
  * codes of 8 or 4 bits without a sign, then a scale and a least number, both f16, for each 64 codes
  * in order (or fewer, at the end): number i is least + code * scale. Codes of 4 bits lie two to a
- * byte, the first in the low half. Of keys, these numbers are a Walsh-Hadamard transform of each 64
- * (libkvd(3)), which spreads the few large ones (QuaRot, arXiv 2404.00456). So a row has head_dim or head_dim / 2 bytes, and 4 for each 64
- * numbers. head_dim must be even, state_width must be 0, and the pool must be in host memory.
- * kvd_paged_write (kvd_attend.h) quantises; of 64 numbers that are not all finite, or the sums of
- * keys' are not, it makes NaNs.
+ * byte, the first in the low half. Each 64 numbers of a key are transformed first (libkvd(3)), so
+ * that a few large ones do not take the codes of the others (QuaRot, arXiv 2404.00456). A row has
+ * head_dim or head_dim / 2 bytes, and 4 for each 64 numbers. head_dim must be even, state_width must
+ * be 0, and the pool must be in host memory. kvd_paged_write (kvd_attend.h) quantises. It stores
+ * NaNs for each 64 numbers of which one is not finite, or whose transform is not.
  */
 enum kvd_dtype { KVD_F32 = 1, KVD_F16 = 2, KVD_BF16 = 3, KVD_I8 = 4, KVD_Q8 = 5, KVD_Q4 = 6 };
 enum kvd_order { KVD_HND = 1, KVD_NHD = 2 }; /* order of head, token, dimension inside a plane */

@@ -97,11 +97,13 @@ KERNEL void pick_channels(float *to, const void *k, uint32_t dim, const uint16_t
         uint16_t half[KVD_LABEL_CHANNELS_MAX];
         uint32_t padded = ALIGN_UP(n, KVD_LANES);
 
-        if (kvd_is_quantised(type))
+        if (kvd_is_quantised(type)) {
                 expand_channels(to, k, dim, channels, n, type);
-        for (uint32_t i = n; i < padded && kvd_is_quantised(type); i++)
-                to[i] = to[0];
-        for (uint32_t i = 0; i < padded && !kvd_is_quantised(type); i++)
+                for (uint32_t i = n; i < padded; i++)
+                        to[i] = to[0];
+                return;
+        }
+        for (uint32_t i = 0; i < padded; i++)
                 if (is_half(type))
                         half[i] = ((const uint16_t *)k)[channels[i < n ? i : 0]];
                 else
@@ -232,15 +234,23 @@ KERNEL void place_channels(lanes x[USUAL], uint8_t rows[KVD_LANES][USUAL * 4],
         }
 }
 
+/* The channels of 16 quantised keys, as floats. */
+KERNEL void expand_rows(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k,
+                        const struct keys *keys, const uint16_t *channels, enum kvd_number type) {
+        float row[USUAL];
+
+        for (uint32_t t = 0; t < KVD_LANES; t++) {
+                expand_channels(row, k + t * keys->stride, keys->dim, channels, USUAL, type);
+                memcpy(rows[t], row, sizeof row);
+        }
+}
+
 KERNEL void pick_16(lanes x[USUAL], const uint8_t *k, const struct keys *keys,
                     const uint16_t *channels, enum kvd_number type) {
         uint8_t rows[KVD_LANES][USUAL * 4];
 
-        for (uint32_t t = 0; t < KVD_LANES && kvd_is_quantised(type); t++)
-                expand_channels((float *)rows[t], k + t * keys->stride, keys->dim, channels, USUAL,
-                                type);
         if (kvd_is_quantised(type))
-                ; /* done */
+                expand_rows(rows, k, keys, channels, type);
 #if defined(KVD_ISA_AVX512)
         else if (type == KVD_NUMBER_F32)
                 permute_floats(rows, k, keys->stride, channels, keys->most);

@@ -8,7 +8,7 @@
  * spreads each number over its group (QuaRot, arXiv 2404.00456, section 4). Fixed signs before and
  * after it let no plain pattern, as an offset of all channels, become a single number. Together they
  * are their own inverse, and keep lengths and products. So attention transforms queries, not keys.
- * Values have no such channels, and lose more if they are transformed.
+ * Values have no such channels, and gain nothing from it.
  */
 
 #include <math.h>
@@ -24,7 +24,7 @@ KERNEL void turn_signs(float *x, uint32_t n) {
                 x[i] = TURN_SIGNS >> i & 1 ? -x[i] : x[i];
 }
 
-/* Sums of pairs, and behind them their differences. Repeated log2(n) times, this is the transform. */
+/* Writes the sums of pairs, then their differences. log2(n) such steps are the transform. */
 KERNEL void turn_step(float *to, const float *x, uint32_t n) {
         for (uint32_t i = 0; i < n / 2; i++) {
                 to[i] = x[2 * i] + x[2 * i + 1];
@@ -45,7 +45,10 @@ KERNEL void turn_power(float *x, uint32_t n) {
         turn_signs(x, n);
 }
 
-/* A group of n numbers in place; each power of two of them, the largest first, if n is none. */
+/*
+ * Transforms n numbers in place. If n is not a power of two, it is split into powers of two, the
+ * largest first, and each part is transformed alone.
+ */
 KERNEL void turn_group(float *x, uint32_t n) {
         for (uint32_t part; n > 0; x += part, n -= part) {
                 part = 1u << (31 - __builtin_clz(n));
@@ -53,7 +56,7 @@ KERNEL void turn_group(float *x, uint32_t n) {
         }
 }
 
-/* A key of dim numbers in place. One that is not quantised stays as it is. */
+/* Transforms a key of dim numbers in place, if its type is quantised. */
 KERNEL void turn_key(float *x, uint32_t dim, enum kvd_number type) {
         for (uint32_t d = 0; d < dim && kvd_is_quantised(type); d += KVD_GROUP)
                 turn_group(x + d, MIN(dim - d, KVD_GROUP));

@@ -113,7 +113,10 @@ static inline size_t reader_index(const struct kvd_reader *r, uint32_t layer, ui
 void labels_refresh(struct kvd_reader *, uint32_t changed);
 /* Computes one score per slot of a labelled entry, for the query heads of a KV head. */
 void labels_score(struct kvd_reader *, uint32_t layer, uint32_t head, const float *q);
-/* After labels_score: raises the entries' shares to what this query gives them of its attention to [from, to). */
+/*
+ * After labels_score: raises each entry's share to what this query gives it, relative to its
+ * attention to all entries in [from, to).
+ */
 void labels_share(struct kvd_reader *, uint32_t head, uint32_t from, uint32_t to);
 /*
  * After labels_score: ranks slots without a label above all others, among columns [from, from + n).
@@ -155,10 +158,10 @@ void selection_hits(const struct kvd_reader *, uint32_t *hits);
 int residency_new(struct kvd_reader *);
 void residency_free(struct kvd_reader *);
 void residency_forget(struct kvd_reader *); /* what earlier queries needed */
-/* the entries that may leave, all but the first and the newest: [first, end), or none */
+/* entries [first, end) may leave: all but the first and the newest ones; there may be none */
 uint32_t residency_first(const struct kvd_reader *);
 uint32_t residency_end(const struct kvd_reader *);
-/* share [n_entries]: what each would get of a query's attention to blocks that may leave */
+/* share [n_entries]: of each entry, as labels_share() computes it for those that may leave */
 void residency_share(struct kvd_reader *, const float *share);
 int residency_fetch(struct kvd_reader *); /* missing blocks that are needed since the last call */
 int residency_settle(struct kvd_reader *);

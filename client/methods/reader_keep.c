@@ -25,7 +25,7 @@ struct residency {
         double budget;  /* fraction of the blocks that stays */
         uint32_t sinks; /* number of first blocks that stay */
         double recent;  /* fraction of the budget for the newest blocks */
-        float missed;   /* the share (reader.h) from which a missing block is waited for */
+        float missed;   /* a query waits for a missing block with this share (reader.h) */
         enum kvd_cool how;
         float *score;    /* [max_blocks] the largest share of a query, fading over time */
         float *wanted;   /* [max_blocks] the same, since the last fetch */

@@ -7,8 +7,8 @@ SIGNS = np.array([-1 if 0x243f6a8885a308d3 >> i & 1 else 1 for i in range(GROUP)
 
 
 def turned(x):
-    """The orthonormal Walsh-Hadamard transform, with signs before and after it, of each group of x [rows, dim]; of each power
-    of two, if a group is none."""
+    """Return the orthonormal Walsh-Hadamard transform, with signs before and after it, of each group of x [rows, dim]. A last
+    group that is smaller is split into powers of two."""
     parts, at = [], 0
     while at < x.shape[1]:
         n = min(GROUP, x.shape[1] - at)
