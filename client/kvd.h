@@ -73,8 +73,23 @@ typedef struct kvd_space kvd_space;
  * head_dim or head_dim / 2 bytes, and 4 for each 64 numbers. head_dim must be even, state_width must
  * be 0, and the pool must be in host memory. kvd_paged_write (kvd_attend.h) quantises. It stores
  * NaNs for each 64 numbers of which one is not finite, or whose transform is not.
+ *
+ * KVD_E4M3 and KVD_E5M2 are numbers of 8 bits (OFP8, revision 1.0; E4M3 without infinities), without
+ * scales. An engine that divides keys or values by scales (of a layer, or of a head) includes these in
+ * the fingerprint, multiplies its queries by a key's scale, and results of attention by a value's.
+ * kvd_paged_write rounds to nearest, and limits to the largest finite number. The pool must be in
+ * host memory.
  */
-enum kvd_dtype { KVD_F32 = 1, KVD_F16 = 2, KVD_BF16 = 3, KVD_I8 = 4, KVD_Q8 = 5, KVD_Q4 = 6 };
+enum kvd_dtype {
+        KVD_F32 = 1,
+        KVD_F16 = 2,
+        KVD_BF16 = 3,
+        KVD_I8 = 4,
+        KVD_Q8 = 5,
+        KVD_Q4 = 6,
+        KVD_E4M3 = 7,
+        KVD_E5M2 = 8,
+};
 enum kvd_order { KVD_HND = 1, KVD_NHD = 2 }; /* order of head, token, dimension inside a plane */
 /* keys are stored after, before or without rotation */
 enum kvd_rope { KVD_ROPE_POST = 1, KVD_ROPE_PRE = 2, KVD_ROPE_NONE = 3 };

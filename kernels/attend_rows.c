@@ -201,8 +201,9 @@ KERNEL void stage_lanes(float *to, const lanes rows[KVD_LANES]) {
         lanes_interleave((uint8_t *)to, at, 0, KVD_LINE, KVD_NUMBER_F32);
 }
 
-/* The same for quantised keys. */
-KERNEL void stage_codes(float *to, const uint8_t *const *keys, uint32_t dim, enum kvd_number type) {
+/* The same for keys of less than 16 bits an element. */
+KERNEL void stage_narrow(float *to, const uint8_t *const *keys, uint32_t dim,
+                         enum kvd_number type) {
         lanes a[KVD_LANES], b[KVD_LANES];
         uint32_t d = 0;
 
@@ -325,8 +326,8 @@ KERNEL void score_many(float *to, size_t ld, const uint8_t *const *keys, uint32_
         for (uint32_t i = 0; i < n; i += KVD_LANES) {
                 const uint8_t *const *some = rows_from(padded, keys, i, n);
 
-                if (kvd_is_quantised(type))
-                        stage_codes(stage, some, dim, type);
+                if (kvd_is_narrow(type))
+                        stage_narrow(stage, some, dim, type);
                 else
                         stage_keys(stage, some, dim, type);
                 score_stages(to + i, ld, stage, placed, rows, dim, MIN(n - i, KVD_LANES));

@@ -75,7 +75,7 @@ KERNEL bool is_half(enum kvd_number type) {
         return type == KVD_NUMBER_F16 || type == KVD_NUMBER_BF16;
 }
 
-/* The channels of a quantised key. Neighbours are mostly of one group. */
+/* The channels of a key of less than 16 bits an element. Neighbours are mostly of one group. */
 KERNEL void expand_channels(float *to, const void *k, uint32_t dim, const uint16_t *channels,
                             uint32_t n, enum kvd_number type) {
         uint32_t here = UINT32_MAX;
@@ -97,7 +97,7 @@ KERNEL void pick_channels(float *to, const void *k, uint32_t dim, const uint16_t
         uint16_t half[KVD_LABEL_CHANNELS_MAX];
         uint32_t padded = ALIGN_UP(n, KVD_LANES);
 
-        if (kvd_is_quantised(type)) {
+        if (kvd_is_narrow(type)) {
                 expand_channels(to, k, dim, channels, n, type);
                 for (uint32_t i = n; i < padded; i++)
                         to[i] = to[0];
@@ -234,7 +234,7 @@ KERNEL void place_channels(lanes x[USUAL], uint8_t rows[KVD_LANES][USUAL * 4],
         }
 }
 
-/* The channels of 16 quantised keys, as floats. */
+/* The channels of 16 keys of less than 16 bits an element, as floats. */
 KERNEL void expand_rows(uint8_t rows[KVD_LANES][USUAL * 4], const uint8_t *k,
                         const struct keys *keys, const uint16_t *channels, enum kvd_number type) {
         float row[USUAL];
@@ -249,7 +249,7 @@ KERNEL void pick_16(lanes x[USUAL], const uint8_t *k, const struct keys *keys,
                     const uint16_t *channels, enum kvd_number type) {
         uint8_t rows[KVD_LANES][USUAL * 4];
 
-        if (kvd_is_quantised(type))
+        if (kvd_is_narrow(type))
                 expand_rows(rows, k, keys, channels, type);
 #if defined(KVD_ISA_AVX512)
         else if (type == KVD_NUMBER_F32)
@@ -259,7 +259,7 @@ KERNEL void pick_16(lanes x[USUAL], const uint8_t *k, const struct keys *keys,
 #endif
         else
                 copy_channels(rows, k, keys->stride, channels, type);
-        place_channels(x, rows, kvd_is_quantised(type) ? KVD_NUMBER_F32 : type);
+        place_channels(x, rows, kvd_is_narrow(type) ? KVD_NUMBER_F32 : type);
 }
 
 struct range_16 {

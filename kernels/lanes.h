@@ -15,7 +15,7 @@
  *   lanes_store   lanes_store_n   written, here and below. No alignment is needed.
  *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
  *   lanes_widen_2                 32 elements into two lanes at the least cost, not in order: see lanes_place_2
- *   lanes_narrow  lanes_narrow_n  the same to memory of a type; to nearest, ties to even
+ *   lanes_narrow  lanes_narrow_n  the same to memory of a type of 16 or 32 bits; to nearest, ties to even
  *   lanes_first                   of lanes, the first n < 16; the others are 0
  *   lanes_codes   lanes_codes_n   16 codes of a quantised type, or n < 16 (an even number); see kernels/rows.h
  *   lanes_codes_2                 32 codes, in the order of lanes_place_2
@@ -41,9 +41,14 @@
 
 #define KVD_LANES 16
 
+/* Whether an element is a number of 8 bits. */
+KERNEL bool lanes_are_bytes(enum kvd_number type) {
+        return type == KVD_NUMBER_E4M3 || type == KVD_NUMBER_E5M2;
+}
+
 /* Bytes of 16 elements. */
 KERNEL size_t lanes_bytes(enum kvd_number type) {
-        return type == KVD_NUMBER_F32 ? 64 : 32;
+        return type == KVD_NUMBER_F32 ? 64 : lanes_are_bytes(type) ? 16 : 32;
 }
 
 /* Whether lanes_widen_2 gives the even elements first, then the odd ones. */
@@ -86,7 +91,7 @@ KERNEL uint32_t lanes_place(uint32_t d, uint32_t dim, enum kvd_number type) {
 
 /* Bytes of an element that is not quantised. */
 KERNEL size_t number_size(enum kvd_number type) {
-        return type == KVD_NUMBER_F32 ? 4 : 2;
+        return lanes_bytes(type) / KVD_LANES;
 }
 
 /*

@@ -90,11 +90,30 @@ KERNEL __m128i lanes_to_half(__m256 a, enum kvd_number type) {
                                 _mm256_extracti128_si256(chosen, 1));
 }
 
+/* The low eight of some bytes. */
+KERNEL __m256 lanes_from_bytes(__m128i bytes, enum kvd_number type) {
+        __m128i half = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8), most = _mm_set1_epi16(0x7f00),
+                rest = _mm_and_si128(half, most), nan = _mm_cmpeq_epi16(rest, most);
+
+        if (type == KVD_NUMBER_E5M2)
+                return _mm256_cvtph_ps(half);
+        half = _mm_or_si128(_mm_srli_epi16(rest, 1),
+                            _mm_and_si128(half, _mm_set1_epi16((short)0x8000)));
+        half = _mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+        return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(0x1p8f));
+}
+
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
         const __m128i *half = from;
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load(from);
+        if (lanes_are_bytes(type)) {
+                __m128i bytes = _mm_loadu_si128(from);
+
+                return (lanes){lanes_from_bytes(bytes, type),
+                               lanes_from_bytes(_mm_unpackhi_epi64(bytes, bytes), type)};
+        }
         return (lanes){lanes_from_half(_mm_loadu_si128(half), type),
                        lanes_from_half(_mm_loadu_si128(half + 1), type)};
 }
@@ -104,7 +123,7 @@ KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load_n(from, n);
-        memcpy(half, from, n * sizeof *half);
+        memcpy(half, from, n * (lanes_bytes(type) / KVD_LANES));
         return lanes_widen(half, type);
 }
 

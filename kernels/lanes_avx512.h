@@ -66,15 +66,44 @@ KERNEL __m256i lanes_to_half(lanes a, enum kvd_number type) {
                                                           upper, _mm512_set1_epi32(0x40)));
 }
 
+/* 32 bytes as F16; of E4M3, 2^-8 of each number. */
+KERNEL __m512i lanes_half_of(__m256i bytes, enum kvd_number type) {
+        __m512i half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8),
+                rest = _mm512_and_si512(half, _mm512_set1_epi16(0x7f00));
+        __mmask32 nan = _mm512_cmpeq_epi16_mask(rest, _mm512_set1_epi16(0x7f00));
+
+        if (type == KVD_NUMBER_E5M2)
+                return half;
+        half = _mm512_or_si512(_mm512_srli_epi16(rest, 1),
+                               _mm512_and_si512(half, _mm512_set1_epi16((short)0x8000)));
+        return _mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(0x7e00));
+}
+
+KERNEL lanes lanes_from_half_of(__m256i half, enum kvd_number type) {
+        lanes a = _mm512_cvtph_ps(half);
+
+        return type == KVD_NUMBER_E4M3 ? _mm512_mul_ps(a, _mm512_set1_ps(0x1p8f)) : a;
+}
+
+KERNEL lanes lanes_from_bytes(__m128i bytes, enum kvd_number type) {
+        __m512i half = lanes_half_of(_mm256_castsi128_si256(bytes), type);
+
+        return lanes_from_half_of(_mm512_castsi512_si256(half), type);
+}
+
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
         if (type == KVD_NUMBER_F32)
                 return _mm512_loadu_ps(from);
+        if (lanes_are_bytes(type))
+                return lanes_from_bytes(_mm_loadu_si128(from), type);
         return lanes_from_half(_mm256_loadu_si256(from), type);
 }
 
 KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
         if (type == KVD_NUMBER_F32)
                 return lanes_load_n(from, n);
+        if (lanes_are_bytes(type))
+                return lanes_from_bytes(_mm_maskz_loadu_epi8(lanes_mask(n), from), type);
         return lanes_from_half(_mm256_maskz_loadu_epi16(lanes_mask(n), from), type);
 }
 
@@ -86,6 +115,12 @@ KERNEL void lanes_widen_2(const void *from, enum kvd_number type, lanes *a, lane
                 *a = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
                 *b = _mm512_castsi512_ps(
                         _mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
+                return;
+        }
+        if (lanes_are_bytes(type)) {
+                both = lanes_half_of(_mm256_loadu_si256(from), type);
+                *a = lanes_from_half_of(_mm512_castsi512_si256(both), type);
+                *b = lanes_from_half_of(_mm512_extracti64x4_epi64(both, 1), type);
                 return;
         }
         *a = lanes_widen(from, type);

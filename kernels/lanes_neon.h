@@ -104,11 +104,38 @@ KERNEL uint16x4_t quarter_to_half(float32x4_t a, enum kvd_number type) {
         return vmovn_u32(vbslq_u32(vceqq_f32(a, a), vshrq_n_u32(rounded, 16), quiet));
 }
 
+/* Eight bytes as F16; of E4M3, 2^-8 of each number. */
+KERNEL uint16x8_t half_of_bytes(uint8x8_t bytes, enum kvd_number type) {
+        uint16x8_t half = vshll_n_u8(bytes, 8), most = vdupq_n_u16(0x7f00),
+                   rest = vandq_u16(half, most), nan = vceqq_u16(rest, most);
+
+        if (type == KVD_NUMBER_E5M2)
+                return half;
+        half = vorrq_u16(vshrq_n_u16(rest, 1), vandq_u16(half, vdupq_n_u16(0x8000)));
+        return vorrq_u16(half, vandq_u16(nan, vdupq_n_u16(0x7e00)));
+}
+
+KERNEL lanes lanes_from_bytes(const uint8_t *from, enum kvd_number type) {
+        lanes a;
+
+        for (ptrdiff_t q = 0; q < 4; q += 2) {
+                uint16x8_t half = half_of_bytes(vld1_u8(from + 4 * q), type);
+
+                a.at[q] = quarter_from_half(vget_low_u16(half), KVD_NUMBER_F16);
+                a.at[q + 1] = quarter_from_half(vget_high_u16(half), KVD_NUMBER_F16);
+        }
+        if (type == KVD_NUMBER_E4M3)
+                return EACH_QUARTER(vmulq_n_f32(a.at[q], 0x1p8f));
+        return a;
+}
+
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
         const uint16_t *half = from;
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load(from);
+        if (lanes_are_bytes(type))
+                return lanes_from_bytes(from, type);
         return EACH_QUARTER(quarter_from_half(vld1_u16(half + (ptrdiff_t)4 * q), type));
 }
 
@@ -117,7 +144,7 @@ KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load_n(from, n);
-        memcpy(half, from, n * sizeof *half);
+        memcpy(half, from, n * (lanes_bytes(type) / KVD_LANES));
         return lanes_widen(half, type);
 }
 

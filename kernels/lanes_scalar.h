@@ -57,6 +57,10 @@ KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load_n(from, n);
+        if (lanes_are_bytes(type)) {
+                kvd_widen_bytes_scalar(a.at, from, n, type);
+                return a;
+        }
         memcpy(half, from, n * sizeof *half);
         kvd_widen_scalar(a.at, half, n, type);
         return a;

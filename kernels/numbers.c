@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Converts 16-bit numbers without special instructions: the reference for lanes_widen and
+ * Converts numbers of 16 and 8 bits without special instructions: the reference for lanes_widen and
  * lanes_narrow.
  */
 
+#include <math.h>
 #include <string.h>
 
 #include "ipc/base/format.h"
@@ -61,6 +62,18 @@ void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number
         for (size_t i = 0; i < n; i++)
                 to[i] = type == KVD_NUMBER_F16 ? widen_f16(from[i]) :
                                                  bits_float((uint32_t)from[i] << 16);
+}
+
+static float widen_e4m3(uint8_t x) {
+        uint16_t half = (uint16_t)((x & 0x80) << 8 | (x & 0x7f) << 7); /* 2^-8 of the number */
+
+        return (x & 0x7f) == 0x7f ? NAN : 0x1p8f * widen_f16(half);
+}
+
+void kvd_widen_bytes_scalar(float *to, const uint8_t *from, size_t n, enum kvd_number type) {
+        for (size_t i = 0; i < n; i++)
+                to[i] = type == KVD_NUMBER_E4M3 ? widen_e4m3(from[i]) :
+                                                  widen_f16((uint16_t)(from[i] << 8));
 }
 
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type) {

@@ -38,6 +38,8 @@ enum kvd_number {
         KVD_NUMBER_BF16 = 3,
         KVD_NUMBER_Q8 = 5, /* quantised, see kvd_ops.write_row */
         KVD_NUMBER_Q4 = 6,
+        KVD_NUMBER_E4M3 = 7, /* of 8 bits, see kvd_ops.write_row */
+        KVD_NUMBER_E5M2 = 8,
 };
 
 struct kvd_attend_ops;
@@ -126,6 +128,10 @@ struct kvd_ops {
          * (x - least) / scale, rounded to nearest, ties to even; all are limited to what they can
          * hold. If one of a group's numbers is not finite, all become NaN. A row of zero bytes is
          * zeros.
+         *
+         * Numbers of 8 bits are those of the Open Compute Project (OFP8, revision 1.0). E4M3 has no
+         * infinity. When written, a number is rounded to nearest, ties to even, and limited to the
+         * largest finite one (448 or 57344), also if it is infinite. NaN stays NaN.
          */
         void (*write_row)(void *row, const float *from, uint32_t dim, enum kvd_number type);
         void (*read_row)(float *to, const void *row, uint32_t dim, enum kvd_number type);

@@ -29,6 +29,8 @@
         ((type) == KVD_NUMBER_F32  ? f(__VA_ARGS__, KVD_NUMBER_F32) : \
          (type) == KVD_NUMBER_F16  ? f(__VA_ARGS__, KVD_NUMBER_F16) : \
          (type) == KVD_NUMBER_BF16 ? f(__VA_ARGS__, KVD_NUMBER_BF16) : \
+         (type) == KVD_NUMBER_E4M3 ? f(__VA_ARGS__, KVD_NUMBER_E4M3) : \
+         (type) == KVD_NUMBER_E5M2 ? f(__VA_ARGS__, KVD_NUMBER_E5M2) : \
          (type) == KVD_NUMBER_Q8   ? f(__VA_ARGS__, KVD_NUMBER_Q8) : \
                                      f(__VA_ARGS__, KVD_NUMBER_Q4))
 
@@ -184,10 +186,39 @@ KERNEL uint32_t row_step(enum kvd_number type) {
         return kvd_is_quantised(type) ? KVD_GROUP : KVD_LANES;
 }
 
+/* A number of 8 bits, without its sign: the nearest, even on a tie, and no larger than most. */
+KERNEL uint8_t row_byte(float magnitude, uint32_t fraction, float smallest, uint8_t most) {
+        const uint32_t shift = 23 - fraction;
+        float tail = magnitude + 0x1p23f * smallest; /* of subnormals, smallest is the unit */
+        uint32_t bits, least, code;
+
+        memcpy(&bits, &magnitude, sizeof bits);
+        memcpy(&code, &tail, sizeof code);
+        code &= 0xff;
+        memcpy(&least, &(float){smallest}, sizeof least);
+        least += (fraction - 1) << 23; /* half of the least normal number */
+        if (bits >= least + (1u << 23))
+                code = (bits - least + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift;
+        code = MIN(code, most);
+        return bits > 0x7f800000 ? 0x7f : (uint8_t)code;
+}
+
+KERNEL void row_put_bytes(uint8_t *to, const float *from, uint32_t n, enum kvd_number type) {
+        for (uint32_t i = 0; i < n; i++) {
+                uint8_t byte = type == KVD_NUMBER_E4M3 ?
+                                       row_byte(fabsf(from[i]), 3, 0x1p-9f, 0x7e) :
+                                       row_byte(fabsf(from[i]), 2, 0x1p-16f, 0x7b);
+
+                to[i] = byte | (signbit(from[i]) ? 0x80 : 0);
+        }
+}
+
 KERNEL void row_write_part(void *row, uint32_t d, const float *from, uint32_t n, uint32_t dim,
                            enum kvd_number type) {
         if (kvd_is_quantised(type))
                 row_write_group(row, d, from, n, dim, type);
+        else if (lanes_are_bytes(type))
+                row_put_bytes((uint8_t *)row_at(row, d, type), from, n, type);
         else
                 lanes_narrow_to((void *)row_at(row, d, type), lanes_load_to(from, n), n, type);
 }

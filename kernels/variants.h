@@ -24,6 +24,7 @@ bool kvd_works_neon(void);
 
 void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number type);
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type);
+void kvd_widen_bytes_scalar(float *to, const uint8_t *from, size_t n, enum kvd_number type);
 
 #define KVD_ROWS_OF(variant) \
         void kvd_write_row_##variant(void *row, const float *from, uint32_t dim, \

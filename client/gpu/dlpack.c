@@ -112,12 +112,12 @@ static uint32_t element_of(const struct kvd_shape *g) {
 }
 
 static struct DLDataType type_of(const struct kvd_shape *g) {
-        uint8_t code = kvd_is_quantised(g->dtype) ? DLPACK_UINT :
-                       g->dtype == KVD_I8         ? DLPACK_INT :
-                       g->dtype == KVD_BF16       ? DLPACK_BFLOAT :
-                                                    DLPACK_FLOAT;
+        static const uint8_t codes[] =
+                {[KVD_F32] = DLPACK_FLOAT, [KVD_F16] = DLPACK_FLOAT, [KVD_BF16] = DLPACK_BFLOAT,
+                 [KVD_I8] = DLPACK_INT,    [KVD_Q8] = DLPACK_UINT,   [KVD_Q4] = DLPACK_UINT,
+                 [KVD_E4M3] = DLPACK_E4M3, [KVD_E5M2] = DLPACK_E5M2};
 
-        return (struct DLDataType){code, (uint8_t)(element_of(g) * 8), 1};
+        return (struct DLDataType){codes[g->dtype], (uint8_t)(element_of(g) * 8), 1};
 }
 
 /* The last three dimensions: one plane. */

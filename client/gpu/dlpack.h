@@ -9,8 +9,17 @@
 
 #include <stdint.h>
 
-enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };                                      /* DLDeviceType */
-enum { DLPACK_INT = 0, DLPACK_UINT = 1, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 }; /* DLDataTypeCode */
+enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 }; /* DLDeviceType */
+
+/* DLDataTypeCode */
+enum {
+        DLPACK_INT = 0,
+        DLPACK_UINT = 1,
+        DLPACK_FLOAT = 2,
+        DLPACK_BFLOAT = 4,
+        DLPACK_E4M3 = 10, /* kDLFloat8_e4m3fn */
+        DLPACK_E5M2 = 12,
+};
 
 struct DLDevice {
         int32_t type, id; /* id: CUDA's ordinal in this process */

@@ -60,7 +60,7 @@ static int check_space_count(struct client *c, struct domain *domain, const char
 }
 
 static int check_dtype(struct client *c, uint32_t dtype) {
-        if (!store_has_device(c->server->store) || !kvd_is_quantised(dtype))
+        if (!store_has_device(c->server->store) || !kvd_is_narrow(dtype) || dtype == KVD_dtype_i8)
                 return 0;
         return client_refuse(
                 c, -EOPNOTSUPP,

@@ -22,7 +22,9 @@
         NEXT(dtype, 3, bf16, KVD_BF16) \
         NEXT(dtype, 4, i8, KVD_I8) \
         NEXT(dtype, 5, q8, KVD_Q8) \
-        NEXT(dtype, 6, q4, KVD_Q4)
+        NEXT(dtype, 6, q4, KVD_Q4) \
+        NEXT(dtype, 7, e4m3, KVD_E4M3) \
+        NEXT(dtype, 8, e5m2, KVD_E5M2)
 
 /* order of head (h), token (n) and dimension (d) inside a plane */
 #define KVD_WORDS_order(FIRST, NEXT) \

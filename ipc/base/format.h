@@ -31,9 +31,14 @@ static inline struct kvd_format kvd_format(uint32_t dtype) {
                 [KVD_dtype_f32] = {32, false},  [KVD_dtype_f16] = {16, false},
                 [KVD_dtype_bf16] = {16, false}, [KVD_dtype_i8] = {8, false},
                 [KVD_dtype_q8] = {8, true},     [KVD_dtype_q4] = {4, true},
+                [KVD_dtype_e4m3] = {8, false},  [KVD_dtype_e5m2] = {8, false},
         };
 
         return formats[dtype < KVD_dtype_end ? dtype : 0];
+}
+
+static inline bool kvd_is_narrow(uint32_t dtype) {
+        return kvd_format(dtype).bits < 16;
 }
 
 static inline bool kvd_is_quantised(uint32_t dtype) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Milliseconds of attention for one decoded token and layer, in spaces of f16, q8 and q4.
+"""Milliseconds of attention for one decoded token and layer, in spaces of f16, q8, q4, e4m3 and e5m2.
 
     tests/bench/quantised.py BUILD [--tokens 16384] [--heads 8] [--groups 1,4] [--dims 64,128] [--rounds 15] [--wall]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-DTYPES, LAYERS, PIECE = ("f16", "q8", "q4"), 4, 1024
+DTYPES, LAYERS, PIECE = ("f16", "q8", "q4", "e4m3", "e5m2"), 4, 1024
 
 
 def parse() -> argparse.Namespace:

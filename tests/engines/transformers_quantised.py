@@ -39,8 +39,8 @@ def in_double(model):
 
 ours = in_double(AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="kvd").eval())
 alone = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="sdpa").eval()
-DTYPES = {"int8": "q8", "int4": "q4"}
-SPANS = {"q8": 0, "q4": 128}
+DTYPES = {"int8": "q8", "int4": "q4", "fp8": "e4m3", "fp8_e5m2": "e5m2"}
+SPANS = {"q8": 0, "q4": 128, "e4m3": 0, "e5m2": 0}
 TOLERANCE = 1e-3
 
 
@@ -223,14 +223,14 @@ def test_what_torch_makes_by_default_does_not_matter(server, space):
 
 def test_other_dtypes_share_nothing(server, space):
     ids = document(42, 100)
-    for dtype in ("int8", "int4"):
+    for dtype in DTYPES:
         with opened(server, dtype) as own, KvdCache(ours, own, ids) as cache:
             assert cache.found == 0
             logits_of(ours, ids, cache)
     with KvdCache(ours, space, ids) as cache:
         assert cache.found == 0
     with opened(server, "int8") as own:
-        for dtype in (None, "int4"):
+        for dtype in (None, "int4", "fp8"):
             try:
                 with opened(server, dtype, name=own.name):
                     raise AssertionError("a space of another dtype was opened")
@@ -240,7 +240,7 @@ def test_other_dtypes_share_nothing(server, space):
 
 def test_more_tokens_fit_in_a_pool(server, space):
     plain = space.geometry.block_bytes
-    row = {"int8": 32 + 4, "int4": 16 + 4}      # of head_dim 32; plain numbers are f32 here
+    row = {"int8": 32 + 4, "int4": 16 + 4, "fp8": 32}      # of head_dim 32; plain numbers are f32 here
     for dtype, of in row.items():
         with opened(server, dtype) as own:
             assert own.geometry.block_bytes * 128 == plain * of, (own.geometry.block_bytes, plain)
@@ -248,21 +248,22 @@ def test_more_tokens_fit_in_a_pool(server, space):
 
 def test_a_copy_is_what_the_blocks_stand_for(server, space):
     ids = document(43, 97)
-    with opened(server, "int4") as own:
-        with KvdCache(ours, own, ids) as cache:
-            heard = Heard(cache)
-            logits_of(ours, ids, cache)
-        copy, n = load_prefix(own, alone, ids)
-        assert n == 96
-        for layer, it in enumerate(copy.layers):
-            for mine, its in zip((it.keys, it.values), heard.rounded(layer, "q4")):
-                assert mine.dtype == alone.dtype and torch.equal(mine, its[:, :, :96])
-        try:
-            store(own, copy, ids)
-        except (NotImplementedError, ValueError) as error:
-            assert "q4" in str(error), error
-        else:
-            raise AssertionError("quantised blocks were stored by copy")
+    for dtype, stored in ("int4", "q4"), ("fp8", "e4m3"):
+        with opened(server, dtype) as own:
+            with KvdCache(ours, own, ids) as cache:
+                heard = Heard(cache)
+                logits_of(ours, ids, cache)
+            copy, n = load_prefix(own, alone, ids)
+            assert n == 96
+            for layer, it in enumerate(copy.layers):
+                for mine, its in zip((it.keys, it.values), heard.rounded(layer, stored)):
+                    assert mine.dtype == alone.dtype and torch.equal(mine, its[:, :, :96])
+            try:
+                store(own, copy, ids)
+            except (NotImplementedError, ValueError) as error:
+                assert stored in str(error), error
+            else:
+                raise AssertionError("smaller blocks were stored by copy")
 
 
 def test_a_full_pool_goes_on_with_what_was_rounded(server, space):
@@ -288,15 +289,16 @@ def test_a_full_pool_goes_on_with_what_was_rounded(server, space):
 
 
 def test_methods_read_quantised_blocks(server, space):
-    """KeyDiff keeps its budget in blocks of int8, and what it keeps is chosen among the rounded keys."""
+    """KeyDiff keeps its budget in blocks of int8 or fp8, and what it keeps is chosen among the rounded keys."""
     ids = document(45, 300)
-    with opened(server, "int8", name="reduced") as own:
-        own.set("keydiff", 1)
-        own.set("keydiff.budget", 128)
-        with KvdCache(ours, own, ids) as cache:
-            answer = generate(ours, ids, cache, 8)
-            assert len(answer) == 8 and not cache.private
-            assert len(cache.blocks) * own.geometry.block_tokens < 300, cache.blocks
+    for dtype in "int8", "fp8":
+        with opened(server, dtype, name=f"reduced-{dtype}") as own:
+            own.set("keydiff", 1)
+            own.set("keydiff.budget", 128)
+            with KvdCache(ours, own, ids) as cache:
+                answer = generate(ours, ids, cache, 8)
+                assert len(answer) == 8 and not cache.private
+                assert len(cache.blocks) * own.geometry.block_tokens < 300, cache.blocks
 
 
 def small(**shape):
@@ -327,7 +329,7 @@ def test_blocks_may_end_with_padding(server, space):
     ids = [it % 100 for it in document(48, 40, 360)]
     for shape, tokens in (({"num_key_value_heads": 1}, 1), ({"num_key_value_heads": 1, "num_hidden_layers": 1, "head_dim": 66}, 16)):
         model = small(**shape)
-        for dtype in ("f32", "q8", "q4"):
+        for dtype in ("f32", "q8", "q4", "e4m3"):
             with (kvd.connect(server.socket) as connection,
                   connection.space(f"padded-{tokens}-{dtype}", geometry_of(model, tokens, dtype=dtype)) as own):
                 with KvdCache(model, own, ids) as cache:
@@ -342,10 +344,10 @@ def test_blocks_may_end_with_padding(server, space):
 
 def test_names_of_dtypes(server, space):
     with kvd.connect(server.socket) as connection:
-        for dtype in ("i8", "fp8", "int2"):
+        for dtype in ("i8", "fp4", "int2"):
             try:
                 open_space(connection, ours, dtype=dtype)
             except ValueError as error:
-                assert "int8 or int4" in str(error), error
+                assert "int8, int4, fp8" in str(error), error
             else:
                 raise AssertionError(dtype)

@@ -247,6 +247,16 @@ class Child:
         rows.Row.after = killing
         return True
 
+    def scale(self, key: float, value: float) -> bool:
+        """Sets the scales of an fp8 cache, as if they were among the weights. Before the first request."""
+        runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        for layer in runner.model.modules():
+            if hasattr(layer, "_k_scale_float"):
+                layer._k_scale_float, layer._v_scale_float = key, value
+                layer._k_scale.fill_(key)
+                layer._v_scale.fill_(value)
+        return True
+
     def watch(self) -> bool:
         """From now on, counts the scheduler's calls and the requests that run at once, and measures its thread's processor
         time; see seen()."""

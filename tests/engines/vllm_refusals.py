@@ -122,8 +122,14 @@ def check_methods() -> None:
     for caches in (caches_of(FullAttentionSpec(**PLAIN, sliding_window=64)),
                    caches_of(FullAttentionSpec(**PLAIN), FullAttentionSpec(**PLAIN | {"num_kv_heads": 4}))):
         refused("methods with layers that differ", config, caches)
-    refused("methods with quantised caches", config,
-            caches_of(FullAttentionSpec(**PLAIN, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)))
+    for dtype, is_taken in ("fp8", True), ("fp8_e5m2", True), ("int8_per_token_head", False), ("nvfp4", False):
+        with changed(config.cache_config, "cache_dtype", dtype):
+            caches = caches_of(FullAttentionSpec(**PLAIN | {"dtype": torch.uint8}, kv_quant_mode=get_kv_quant_mode(dtype)))
+            if is_taken:
+                space.refuse_in_place(config, caches)
+                assert space.open_space(config, caches, "blhnc").geometry.dtype == {"fp8": "e4m3", "fp8_e5m2": "e5m2"}[dtype]
+            else:
+                refused(f"kv_cache_dtype {dtype}", config, caches)
     with changed(space, "current_platform", SimpleNamespace(is_cpu=lambda: False)):
         refused("methods with GPUs", config, plain)
 

@@ -68,8 +68,8 @@ def test_several_answers_are_all_wanted() -> None:
 
 def test_bytes_are_counted() -> None:
     """Scales and least numbers of 16 bits: 4 bytes for the 64 numbers of a head's key."""
-    by_bits = {it.bits: it.bytes(64) for it in rows.ROWS if it.bits}
-    assert by_bits == {8: (64 + 4) / 128, 4: (32 + 4) / 128}
+    sizes = {it.dtype: it.bytes(64) for it in rows.ROWS if it.dtype}
+    assert sizes == {"int8": (64 + 4) / 128, "int4": (32 + 4) / 128, "fp8": 64 / 128}
     assert Row("", rows.POOL, 0.25).bytes(64) == 0.25
 
 
@@ -82,7 +82,7 @@ def test_rows_have_names_of_their_own() -> None:
 
 def test_only_some_rows_are_measured_beside_the_full_cache() -> None:
     some = {it.name for it in rows.chosen(True, 1024, rows.PRESSES, ["int4", "SnapKV (kvpress), 50%"])}
-    assert some == {rows.FULL, rows.QUANTISED.format(4), rows.name("SnapKV (kvpress)", 0.5)}
+    assert some == {rows.FULL, rows.SMALLER.format("int4"), rows.name("SnapKV (kvpress)", 0.5)}
     assert not rows.is_wanted(rows.SHARED, ["int4"]) and rows.is_wanted(rows.SHARED, [])
 
 
@@ -100,7 +100,7 @@ def asked(store: Store, right: Callable[[Row, str, int], bool], most: int = 1 <<
             if count == most:
                 raise KeyboardInterrupt
             count += 1
-            lost = (1 - row.share) / 5 + (0.01 if row.bits == 4 else 0) + len(question) / 100 + int(question[-1]) / 10
+            lost = (1 - row.share) / 5 + (0.01 if row.dtype == "int4" else 0) + len(question) / 100 + int(question[-1]) / 10
             made: dict[str, Any] = {"loss": 3 + lost}
             if task == plan.SAID:
                 made |= {"plain": 3, "shared": {again.NEW: [0, 20], again.AGAIN: [18, 20], again.OTHER: [2, 20]}}

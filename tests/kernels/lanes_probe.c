@@ -86,6 +86,8 @@ static void widen(const void *in, float *out, uint32_t n, enum kvd_number type) 
         case KVD_NUMBER_F32: widen_as(in, out, n, KVD_NUMBER_F32); break;
         case KVD_NUMBER_F16: widen_as(in, out, n, KVD_NUMBER_F16); break;
         case KVD_NUMBER_BF16: widen_as(in, out, n, KVD_NUMBER_BF16); break;
+        case KVD_NUMBER_E4M3: widen_as(in, out, n, KVD_NUMBER_E4M3); break;
+        case KVD_NUMBER_E5M2: widen_as(in, out, n, KVD_NUMBER_E5M2); break;
         default: break; /* quantised rows: test-variants.c */
         }
 }
@@ -97,8 +99,12 @@ static void widen_2(const void *in, float *out, enum kvd_number type) {
                 lanes_widen_2(in, KVD_NUMBER_F32, &a, &b);
         else if (type == KVD_NUMBER_F16)
                 lanes_widen_2(in, KVD_NUMBER_F16, &a, &b);
-        else
+        else if (type == KVD_NUMBER_BF16)
                 lanes_widen_2(in, KVD_NUMBER_BF16, &a, &b);
+        else if (type == KVD_NUMBER_E4M3)
+                lanes_widen_2(in, KVD_NUMBER_E4M3, &a, &b);
+        else
+                lanes_widen_2(in, KVD_NUMBER_E5M2, &a, &b);
         lanes_store(out, a);
         lanes_store(out + 16, b);
 }

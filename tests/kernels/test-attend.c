@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
 #include "tests/kernels/buffers.h"
@@ -197,10 +198,11 @@ static void check_form(const struct form *f) {
 }
 
 static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
-                                        KVD_NUMBER_Q8, KVD_NUMBER_Q4};
+                                        KVD_NUMBER_Q8,  KVD_NUMBER_Q4,  KVD_NUMBER_E4M3,
+                                        KVD_NUMBER_E5M2};
 
 static bool is_even(const struct form *f) {
-        return f->rotated || f->type >= KVD_NUMBER_Q8;
+        return f->rotated || kvd_is_quantised(f->type);
 }
 
 static struct form random_form(uint32_t options) {

@@ -19,7 +19,12 @@ static const struct lanes_probe *variants[2];
 static const char *names[2];
 static size_t n_variants;
 
-static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
+                                        KVD_NUMBER_E4M3, KVD_NUMBER_E5M2};
+
+static size_t size_of(enum kvd_number type) {
+        return kvd_row_bytes(type, 1);
+}
 
 static void find_variants(void) {
         static const struct {
@@ -99,7 +104,7 @@ static void check_remainder(const struct lanes_probe *probe, uint32_t n, const c
 /* Reads end at a guard page; writes must leave the bytes after them unchanged. */
 static void check_typed(const struct lanes_probe *probe, uint32_t n, enum kvd_number type,
                         const char *name) {
-        size_t size = type == KVD_NUMBER_F32 ? 4 : 2;
+        size_t size = size_of(type);
         uint8_t *memory = buffer(n * size), *out = buffer(n * size), *expected = buffer(n * size);
         uint8_t room[80], kept[80];
         float wide[16], got[16];
@@ -109,6 +114,10 @@ static void check_typed(const struct lanes_probe *probe, uint32_t n, enum kvd_nu
         scalar->widen(memory, wide, n, type);
         probe->widen(memory, got, n, type);
         compare(wide, got, 16, name, "widen");
+        if (size == 1) { /* these are written by rows: test_quantised.py */
+                buffers_free();
+                return;
+        }
         for (int i = 0; i < 16; i++)
                 do
                         wide[i] = any_float();
@@ -143,7 +152,7 @@ END_TEST
 /* 32 elements that end at a guard page; each is at the position given by lanes_place_2. */
 START_TEST(pairs_are_where_they_should_be) {
         for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
-                size_t size = types[t] == KVD_NUMBER_F32 ? 4 : 2;
+                size_t size = size_of(types[t]);
                 uint8_t *memory = buffer(32 * size);
                 float expected[32], got[32], wide[32];
 

@@ -92,7 +92,8 @@ static void check_same(const float *expected, const char *chunk, const char *thr
 
 START_TEST(bits_do_not_depend_on_how_they_are_computed) {
         static const char *const chunks[] = {"1", "7", "64", "256"};
-        static const char *const kv_types[] = {"f32", "f16", "bf16", "int8", "int4"};
+        static const char *const kv_types[] = {"f32",  "f16", "bf16",    "int8",
+                                               "int4", "fp8", "fp8_e5m2"};
         static const char *const variants[] = {"scalar", "avx2", "avx512"}, *const threads[] =
                                                                                     {"1", "3"};
 
@@ -116,7 +117,8 @@ START_TEST(fewer_bits_are_close) {
         static const struct {
                 const char *kv_type;
                 double limit;
-        } types[] = {{"f16", 0.02}, {"bf16", 0.1}, {"int8", 0.4}, {"int4", 4.0}};
+        } types[] = {{"f16", 0.02}, {"bf16", 0.1},     {"int8", 0.4},
+                     {"fp8", 2.0},  {"fp8_e5m2", 4.0}, {"int4", 4.0}};
         double least = 0.0;
         const float *wide;
 

@@ -20,7 +20,8 @@ sys.path[:0] = [str(ROOT / "tests/lib")]
 from instance import PATIENCE, Instance     # noqa: E402  (needs the path above)
 
 # Bytes of a token: 8 layers, keys and values of 2 heads, of 32 numbers each; 4 more of each head if they are quantised.
-TOKEN_BYTES = {"f32": 4096, "f16": 2048, "bf16": 2048, "int8": 1152, "int4": 640}
+TOKEN_BYTES = {"f32": 4096, "f16": 2048, "bf16": 2048, "int8": 1152, "int4": 640, "fp8": 1024,
+               "fp8_e5m2": 1024}
 DOCUMENT, LINES = DEMO / "document-1.txt", DEMO.joinpath("questions-1.jsonl").read_text().splitlines()[:6]
 ANSWERS = [json.loads(line)["answer"] for line in LINES]
 
@@ -76,7 +77,7 @@ class Types(unittest.TestCase):
         self.assertEqual([report["text"] for report in reports], ANSWERS)
 
     def test_a_killed_process_takes_nothing_with_it(self) -> None:
-        for kv_type in ("int8", "int4"):
+        for kv_type in ("int8", "int4", "fp8"):
             victim, other = self.start(kv_type), self.start(kv_type)
             victim.stdin.write(LINES[0] + "\n")
             victim.stdin.flush()
@@ -90,8 +91,9 @@ class Types(unittest.TestCase):
             self.expect_shared(kv_type, self.ask(kv_type, "--verify"))
 
     def test_what_cannot_be_quantised_says_so(self) -> None:
-        for model, options, words in ((MODEL, ("--kv-type", "q8"), "f32 f16 bf16 int8 int4"),
+        for model, options, words in ((MODEL, ("--kv-type", "q8"), "f32 f16 bf16 int8 int4 fp8 fp8_e5m2"),
                                       (MODEL, ("--kv-type", "int8", "--device", "cuda"), "on the CPU only"),
+                                      (MODEL, ("--kv-type", "fp8", "--device", "cuda"), "on the CPU only"),
                                       (MODEL.parent / "diffusion", ("--kv-type", "int4"), "hidden states")):
             done = subprocess.run([os.environ["KVLM"], "--model", str(model), "--no-share", "--text", str(DOCUMENT), *options],
                                   capture_output=True, text=True, timeout=PATIENCE)

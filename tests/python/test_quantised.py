@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spaces of q8 and q4 with a daemon: what is written is what numpy quantises, block by block and token by token;
+"""Spaces of q8, q4, e4m3 and e5m2 with a daemon: what is written is what numpy quantises, block by block and token by token;
 attention and the methods read it; processes share it.
 
 tests/kernels/methods/test_quantised.py compares kvd.ops with numpy, bit for bit.
@@ -30,7 +30,7 @@ def geometry(dtype, order="hnd", **more):
 
 def spaces():
     """One of each kind, in daemons of their own."""
-    for dtype in "q8", "q4":
+    for dtype in "q8", "q4", "e4m3", "e5m2":
         for order in "hnd", "nhd":
             with daemon() as path, kvd.connect(path) as there, there.space("quantised", geometry(dtype, order)) as it:
                 yield it
@@ -63,8 +63,17 @@ def write(table, x, first, n):
 
 def stored(block, it):
     """[layers, 2, tokens, heads, bytes of a row] of a block."""
-    planes = np.from_dlpack(block)
-    return planes.swapaxes(2, 3) if it.geometry.order == "hnd" else planes
+    g, data = it.geometry, np.frombuffer(block.memoryview(), np.uint8)
+    planes = data[:row_of(g.dtype) * LAYERS * 2 * HEADS * TOKENS]
+    if g.dtype in ("q8", "q4"):
+        assert np.array_equal(np.from_dlpack(block).ravel(), planes)
+    if g.order == "nhd":
+        return planes.reshape(LAYERS, 2, TOKENS, HEADS, -1)
+    return planes.reshape(LAYERS, 2, HEADS, TOKENS, -1).swapaxes(2, 3)
+
+
+def row_of(dtype):
+    return ops.quantise(np.zeros((1, DIM), np.float32), dtype).rows.size
 
 
 def new_table(it, n):
@@ -74,12 +83,16 @@ def new_table(it, n):
 
 
 def test_sizes(_space):
-    for dtype, bits in ("q8", 8), ("q4", 4):
-        for dim in 64, 128:
+    for dim in 64, 128:
+        assert geometry("f16", head_dim=dim).block_bytes == 2 * geometry("e4m3", head_dim=dim).block_bytes
+        for dtype, bits in ("q8", 8), ("q4", 4):
             sixteen, few = (geometry(it, head_dim=dim).block_bytes for it in ("f16", dtype))
             assert few == LAYERS * 2 * HEADS * TOKENS * (dim * bits // 8 + dim // 64 * 4)
             assert sixteen / few > {8: 1.88, 4: 3.55}[bits]
-    assert geometry("int4").dtype == "q4"
+    for name, dtype in ("int4", "q4"), ("fp8", "e4m3"), ("float8_e4m3fn", "e4m3"), ("fp8_e5m2", "e5m2"):
+        assert geometry(name).dtype == dtype
+    if torch:
+        assert geometry(torch.float8_e4m3fn).dtype == "e4m3" and geometry(torch.float8_e5m2).dtype == "e5m2"
     with daemon() as path, kvd.connect(path) as there:
         for bad in dict(head_dim=63), dict(state_width=4):
             with raises(kvd.Invalid, next(iter(bad))):
@@ -120,7 +133,7 @@ def test_attention(_space):
 def entry_rows(it, sequence, i):
     """As stored(), of an entry of a sequence."""
     data = (ctypes.c_uint8 * it.block_bytes).from_address(sequence.entries()[i].data)
-    row = ops.quantise(np.zeros((1, DIM), np.float32), it.geometry.dtype).rows.size
+    row = row_of(it.geometry.dtype)
     planes = np.frombuffer(data, np.uint8)[:LAYERS * 2 * TOKENS * HEADS * row]
     if it.geometry.order == "nhd":
         return planes.reshape(LAYERS, 2, TOKENS, HEADS, row)
@@ -175,6 +188,25 @@ def test_bounds_are_those_of_the_stored_keys(_space):
             reader.close()
 
 
+def test_torch_reads_numbers_of_8_bits(_space):
+    if not torch:
+        return
+    x = tokens_of(TOKENS)
+    for it in spaces():
+        name = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}.get(it.geometry.dtype)
+        if name:
+            with kvd.Pin(it) as pin:
+                blocks, table = new_table(it, 1)
+                write(table, x, 0, TOKENS)
+                planes = torch.from_dlpack(blocks[0])
+                assert planes.dtype == name
+                want = torch.from_numpy(numbers_of(x, it.geometry.dtype))
+                planes = planes.to(torch.float32)
+                assert torch.equal(planes.swapaxes(2, 3) if it.geometry.order == "hnd" else planes, want)
+                pin.seal(blocks, chain(9, 1))
+                assert torch.from_dlpack(pin.view(pin.blocks[0])).dtype == name
+
+
 SHARE = """
 import sys, kvd
 sys.path.insert(0, sys.argv[2])
@@ -198,7 +230,7 @@ def test_processes_share_the_bytes(_space):
         rows = rows_of(x, "q4").swapaxes(2, 3)      # [layers, 2, heads, tokens, bytes]
         want = b"".join(np.ascontiguousarray(rows[:, :, :, i * TOKENS:(i + 1) * TOKENS]).tobytes() for i in range(2))
         assert bytes.fromhex(seen.stdout) == want
-        for other in "q8", "f16":
+        for other in "q8", "f16", "e4m3":
             with raises(kvd.Error, "dtype"):
                 there.space("shared", geometry(other))
 
@@ -206,6 +238,13 @@ def test_processes_share_the_bytes(_space):
 def test_results_are_tensors_of_the_caller(_space):
     if not torch:
         return
+    x = torch.randn(2, 9, DIM)
+    for dtype, name in (torch.float8_e4m3fn, "e4m3"), (torch.float8_e5m2, "e5m2"):
+        short = x.to(dtype)
+        bytes_of = ops.quantise(x.view(18, DIM), name).rows.view(2, 9, DIM)
+        assert torch.equal(bytes_of, short.view(torch.uint8))
+        anchors = [ops.keydiff_anchor(it)[0] for it in (short, ops.Quantised(bytes_of, name, DIM), short.float())]
+        assert torch.equal(anchors[0], anchors[1]) and torch.allclose(anchors[1], anchors[2], atol=1e-5)
     rows = ops.quantise(torch.randn(9, DIM), "q4")
     (anchor, *_), plain = ops.keydiff_anchor(ops.Quantised(rows.rows[None], "q4", DIM)), ops.expand(rows)
     assert isinstance(plain, torch.Tensor) and isinstance(anchor, torch.Tensor)

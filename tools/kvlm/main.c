@@ -33,7 +33,8 @@ static const char arithmetic[] = "kvlm arithmetic 1";
 
 _Static_assert((int)KVD_NUMBER_F32 == KVD_F32 && (int)KVD_NUMBER_F16 == KVD_F16 &&
                        (int)KVD_NUMBER_BF16 == KVD_BF16 && (int)KVD_NUMBER_Q8 == KVD_Q8 &&
-                       (int)KVD_NUMBER_Q4 == KVD_Q4,
+                       (int)KVD_NUMBER_Q4 == KVD_Q4 && (int)KVD_NUMBER_E4M3 == KVD_E4M3 &&
+                       (int)KVD_NUMBER_E5M2 == KVD_E5M2,
                "the kernels' types are the public ones");
 
 struct parts {
@@ -132,10 +133,10 @@ static int open_model(struct parts *p) {
         return 0;
 }
 
-/* A GPU can compute causal models without methods, on numbers that are not quantised. */
+/* A GPU can compute causal models without methods, on numbers of 16 or 32 bits. */
 static bool fit_for_device(const struct parts *p) {
         return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON &&
-               !kvd_is_quantised(p->options.kv_type);
+               !kvd_is_narrow(p->options.kv_type);
 }
 
 /* With --device auto, computes where the pool is, if that is possible. */
@@ -161,8 +162,8 @@ static int open_device(struct parts *p) {
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
                 return refuse(-ENOTSUP,
-                              "quantised keys and values, masked diffusion and methods run on the "
-                              "CPU only: use --device cpu");
+                              "keys and values of less than 16 bits, masked diffusion and methods "
+                              "run on the CPU only: use --device cpu");
         if (options.ordinal < 0 && p->options.share)
                 r = device_of_pool(p->options.socket, &options.ordinal);
         if (r < 0)
@@ -334,7 +335,7 @@ static int run(struct parts *p) {
         if (r < 0)
                 return r;
         if (p->model->config.bidirectional)
-                return kvd_is_quantised(p->options.kv_type) ? refuse_states(p) : diffuse_prompts(p);
+                return kvd_is_narrow(p->options.kv_type) ? refuse_states(p) : diffuse_prompts(p);
         r = open_engine(p);
         return r < 0 ? r : answer_all(p);
 }

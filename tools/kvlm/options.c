@@ -32,11 +32,12 @@ static int read_space(const char *text, struct options *o) {
         return 0;
 }
 
-#define KV_TYPES "f32 f16 bf16 int8 int4"
+#define KV_TYPES "f32 f16 bf16 int8 int4 fp8 fp8_e5m2"
 
 static int read_kv_type(const char *text, struct options *o) {
         static const enum kvd_number numbers[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
-                                                  KVD_NUMBER_Q8, KVD_NUMBER_Q4};
+                                                  KVD_NUMBER_Q8,  KVD_NUMBER_Q4,  KVD_NUMBER_E4M3,
+                                                  KVD_NUMBER_E5M2};
         int i = kvd_word_index(KV_TYPES, text);
 
         if (i < 0)

@@ -12,7 +12,7 @@ from ._errors import Error
 from ._native import GeometryStruct, c_string, lib, number
 
 _CHOICES = {
-    "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4, "q8": 5, "q4": 6},
+    "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4, "q8": 5, "q4": 6, "e4m3": 7, "e5m2": 8},
     "order": {"hnd": 1, "nhd": 2},
     "rope": {"post": 1, "pre": 2, "none": 3},
     "kind": {"causal": 1, "bidirectional": 2},
@@ -20,7 +20,8 @@ _CHOICES = {
     "policy": {"lru": 1, "fifo": 2, "priority": 3},
 }
 _DTYPES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "int8": "i8",
-           "int4": "q4"}
+           "int4": "q4", "fp8": "e4m3", "fp8_e4m3": "e4m3", "float8_e4m3fn": "e4m3", "fp8_e5m2": "e5m2",
+           "float8_e5m2": "e5m2"}
 
 
 def choice(field: str, name: str) -> int:
@@ -32,8 +33,8 @@ def choice(field: str, name: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return f32, f16, bf16, i8, q8 or q4 for that name, a longer one ("bfloat16"), or a dtype of numpy, torch, jax or
-    ml_dtypes."""
+    """Return f32, f16, bf16, i8, q8, q4, e4m3 or e5m2 for that name, a longer one ("bfloat16"), or a dtype of numpy, torch,
+    jax or ml_dtypes."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
     name = str(name).removeprefix("torch.")
     name = _DTYPES.get(name, name)
@@ -52,7 +53,7 @@ class Geometry:
     dtype applies to K, V and state: a name ("f32", "float32", "f16", "bf16", "bfloat16", "i8", ...) or a dtype of numpy
     or torch. "q8" and "q4" (or "int4") are quantised: a row of head_dim codes of 8 or 4 bits, with a scale and a least
     number for each 64 of them; keys are transformed first (kvd.ops.Quantised, libkvd(3)). "int8" is "i8", numbers without
-    a scale. rope: keys are stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids are below
+    a scale. "e4m3" ("fp8") and "e5m2" are numbers of 8 bits; scales of the engine belong to the fingerprint. rope: keys are stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids are below
     vocab. fingerprint, two numbers of 64 bits, covers everything else that changes bytes: see kvd.fingerprint.
 
     Programs share a space only if all of these are equal. For blocks with another layout, use Geometry.opaque.

@@ -208,9 +208,11 @@ def variants() -> list[str]:
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3, "q8": 5, "q4": 6}     # enum kvd_number
+NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3, "q8": 5, "q4": 6, "e4m3": 7, "e5m2": 8}      # enum kvd_number
+CODED = "q8", "q4", "e4m3", "e5m2"                      # those whose rows appear as bytes
 CPU = 1                                                 # DLPack's device type
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+_BYTES = {10: "e4m3", 12: "e5m2"}
 
 
 class _DLTensor(Structure):
@@ -223,15 +225,17 @@ _pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsul
 
 
 class Quantised:
-    """Rows of quantised numbers, as blocks of dtype q8 and q4 hold them: of keys, transformed ones (libkvd(3)).
+    """Rows of quantised numbers, as blocks of dtype q8 and q4 hold them: of keys, transformed ones (libkvd(3)). Also rows
+    of e4m3 and e5m2, numbers of 8 bits.
 
-    rows: uint8 [..., bytes of a row], any tensor that kvd.ops takes. dtype: "q8" or "q4". dim: numbers of a row.
+    rows: uint8 [..., bytes of a row], any tensor that kvd.ops takes. dtype: "q8", "q4", "e4m3" or "e5m2". dim: numbers of
+    a row.
     """
 
     def __init__(self, rows: Any, dtype: str, dim: int):
-        if dtype not in ("q8", "q4"):
-            raise ValueError(f"dtype must be q8 or q4, not {dtype!r}")
-        if dim <= 0 or dim % 2:
+        if dtype not in CODED:
+            raise ValueError(f"dtype must be one of {', '.join(CODED)}, not {dtype!r}")
+        if dim <= 0 or dim % 2 and dtype in ("q8", "q4"):
             raise ValueError(f"a quantised row has an even number of numbers, not {dim}")
         self.rows, self.dtype, self.dim = rows, dtype, dim
 
@@ -294,7 +298,8 @@ class Tensor:
         it = _DLTensor.from_address(_pointer_of(capsule, b"dltensor") or 0)
         if it.lanes != 1:
             raise BufferError(f"elements of {it.lanes} numbers are not supported")
-        self.dtype, self.device = f"{_KINDS[it.code]}{it.bits}", (it.device, it.ordinal)
+        self.dtype = _BYTES.get(it.code) or f"{_KINDS[it.code]}{it.bits}"
+        self.device = it.device, it.ordinal
         self.size = it.bits // 8
         self.shape = tuple(it.shape[:it.ndim])
         self.strides = tuple(it.strides[:it.ndim]) if it.strides else _dense(self.shape)

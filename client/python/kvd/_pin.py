@@ -80,7 +80,8 @@ class Pin:
     def view(self, block: int) -> View:
         """Return a block of the chain for from_dlpack: [layers, 2 (K, V), heads, tokens, dim] in order "hnd" or
         [layers, 2, tokens, heads, dim] in order "nhd", of the space's dtype; uint8 [block_bytes] if it is opaque.
-        With dtype q8 and q4, uint8 [..., bytes of a row] (kvd.ops.Quantised; its expand() needs keys=True for keys).
+        With dtype q8 and q4, uint8 [..., bytes of a row] (kvd.ops.Quantised; its expand() needs keys=True for keys). numpy
+        takes no e4m3 and e5m2; memoryview() has their bytes.
 
         Read-only. Its tensors hold the block even after this pin is released. On a GPU the consumer's stream waits
         until the block is written, and a deleted tensor releases the block when that stream has passed. from_dlpack

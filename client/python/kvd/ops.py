@@ -12,7 +12,8 @@
 kvd's workers and kvlm call the same functions, so measurements with them apply to the product. They take tensors of
 numpy, PyTorch and other libraries with DLPack or numpy's array interface, such as views of blocks in a pool
 (kvd.View). They return tensors of PyTorch if they were given such tensors, and of numpy otherwise. Keys and values are
-float32, float16 or bfloat16 (in numpy: from ml_dtypes, or as bits.view("V2")), or Quantised rows. If a shape allows
+float32, float16 or bfloat16 (in numpy: from ml_dtypes, or as bits.view("V2")), torch's float8_e4m3fn or float8_e5m2, or
+Quantised rows. If a shape allows
 strides, memory is read in place as long as the elements of a row are contiguous; other tensors are copied first. Shapes are given as
 [named, axes]; indices and counts are int64.
 
@@ -31,7 +32,7 @@ from ctypes import byref, c_uint32
 from typing import Any, Sequence
 
 from . import _kernels as native
-from ._kernels import NUMBERS, Quantised, Tensor, alike, at, given, lib, np, pick, pointers, take
+from ._kernels import CODED, NUMBERS, Quantised, Tensor, alike, at, given, lib, np, pick, pointers, take
 
 Array = Any
 """A tensor of numpy, of PyTorch, or of another library with DLPack."""
@@ -69,10 +70,11 @@ def _need(condition: bool, words: str) -> None:
 
 def quantise(x: Array, dtype: str, keys: bool = False) -> Quantised:
     """Return rows of numbers as blocks of dtype "q8" or "q4" hold them: codes of 8 or 4 bits, with a scale and a least
-    number for each 64 of them.
+    number for each 64 of them. Or, with "e4m3" and "e5m2", as numbers of 8 bits.
 
-    x: float32 [rows, dim], dim even. A group with a NaN or an infinity becomes NaN. keys: the rows are keys, of which
-    blocks have the Walsh-Hadamard transform (libkvd(3)); all functions here expect that of quantised keys.
+    x: float32 [rows, dim], dim even of "q8" and "q4". Of these, a group with a NaN or an infinity becomes NaN. Numbers of
+    8 bits are rounded to nearest, and limited to the largest finite one (448 or 57344). keys: the rows are keys, of which
+    blocks of "q8" and "q4" have the Walsh-Hadamard transform (libkvd(3)); all functions here expect that of their keys.
 
         import numpy as np
         from kvd import ops
@@ -80,7 +82,7 @@ def quantise(x: Array, dtype: str, keys: bool = False) -> Quantised:
         assert values.rows.shape == (1000, 72) and (ops.expand(values) == 1).all()
     """
     t = take("x", x, "rows dim", ["float32"])
-    (n, dim), ops, number = t.shape, pick(_variant), _choice("dtype", dtype, {it: NUMBERS[it] for it in ("q8", "q4")})
+    (n, dim), ops, number = t.shape, pick(_variant), _choice("dtype", dtype, {it: NUMBERS[it] for it in CODED})
     found = Quantised(given(np.empty((n, lib.kvd_row_bytes(number, dim)), np.uint8), x), dtype, dim)
     to = Tensor("rows", found)
     write = ops.write_key if keys else ops.write_row

@@ -20,11 +20,11 @@ static const struct job_kind *const kinds[] = {
 };
 
 static struct shape shape_of(const struct kvd_index *ix) {
-        static const enum kvd_number types[KVD_dtype_end] = {[KVD_dtype_f32] = KVD_NUMBER_F32,
-                                                             [KVD_dtype_f16] = KVD_NUMBER_F16,
-                                                             [KVD_dtype_bf16] = KVD_NUMBER_BF16,
-                                                             [KVD_dtype_q8] = KVD_NUMBER_Q8,
-                                                             [KVD_dtype_q4] = KVD_NUMBER_Q4};
+        static const enum kvd_number types[KVD_dtype_end] =
+                {[KVD_dtype_f32] = KVD_NUMBER_F32,   [KVD_dtype_f16] = KVD_NUMBER_F16,
+                 [KVD_dtype_bf16] = KVD_NUMBER_BF16, [KVD_dtype_q8] = KVD_NUMBER_Q8,
+                 [KVD_dtype_q4] = KVD_NUMBER_Q4,     [KVD_dtype_e4m3] = KVD_NUMBER_E4M3,
+                 [KVD_dtype_e5m2] = KVD_NUMBER_E5M2};
         const struct kvd_shape *g = &ix->geometry;
         size_t row = kvd_format_row(g->dtype, g->head_dim);
         bool hnd = g->order == KVD_order_hnd;

@@ -62,8 +62,15 @@ static const struct kvd_shape geometries[] = {
          .order = KVD_HND,
          .vocab = 1000,
          .block_tokens = 5},
+        {.layers = 2,
+         .kv_heads = 2,
+         .head_dim = 33,
+         .dtype = KVD_E4M3,
+         .order = KVD_HND,
+         .vocab = 1000,
+         .block_tokens = 5},
 };
-#define N_GEOMETRIES ((int)ARRAY_SIZE(geometries) - (getenv("KVD_TEST_BACKEND") ? 2 : 0))
+#define N_GEOMETRIES ((int)ARRAY_SIZE(geometries) - (getenv("KVD_TEST_BACKEND") ? 3 : 0))
 
 static void start(int which, uint32_t n_blocks) {
         owner_start(&o, &geometries[which], n_blocks);

@@ -58,22 +58,21 @@ class Pool:
         self.daemon = self.stack.enter_context(Instance("--backend", "host", "--pool", f"{room}M", kvd=kvd_exe,
                                                         kvctl=kvctl))
         self.client = self.stack.enter_context(kvd.connect(self.daemon.socket))
-        self.spaces: dict[int, kvd.Space] = {}
-        self.space = self._space(0)
+        self.spaces: dict[str, kvd.Space] = {}
+        self.space = self._space("")
         self.block = self.space.geometry.block_tokens
 
-    def _space(self, bits: int) -> kvd.Space:
-        """The space whose blocks have so many bits for a number; 0: those of the model."""
-        if bits not in self.spaces:
-            opened = open_space(self.client, self.model, dtype=f"int{bits}" if bits else None)
-            self.spaces[bits] = self.stack.enter_context(opened)
-        return self.spaces[bits]
+    def _space(self, dtype: str) -> kvd.Space:
+        """The space whose blocks have that dtype; none: the model's."""
+        if dtype not in self.spaces:
+            self.spaces[dtype] = self.stack.enter_context(open_space(self.client, self.model, dtype=dtype or None))
+        return self.spaces[dtype]
 
     @contextmanager
     def kept(self, row: Row, context: list[int], more: int) -> Iterator[Pooled]:
         """The context as a row keeps it, in a space whose budget then has room for `more` tokens."""
         budget = round(row.share * len(context)) if row.share < 1 else 0
-        self.space = self._space(row.bits)
+        self.space = self._space(row.dtype)
         self._set(row, budget, len(context))
         scored = {"budget": len(context) + more} if row.scorer else {}
         with KvdCache(self.model, self.space, context, **scored) as cache:
@@ -94,7 +93,7 @@ class Pool:
         end = self.tokenizer("\n\n", add_special_tokens=False).input_ids[-1]
         before, told, behind = again.steps(ids, end, self.block, number)
         result: dict[str, Any] = {}
-        self.space = self._space(0)
+        self.space = self._space("")
         for name, on in (("plain", 0), ("loss", 1)):
             self._set(Row(name, POOL), 0, 0, 0)
             self.space.set("memshare", on)

@@ -9,7 +9,7 @@ from certainty import Recall, better, mean_difference, together
 from findings import FAILS, NOT_SHOWN, NOT_TRIED, Aim, Claim, Findings, Plot, Table, compared, verdict
 
 from . import again, plan
-from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, QUANTISED, REVIVED, ROWS, SELECTED, SHARED, TOGETHER, name
+from .rows import CHUNKED, FULL, FULL_POOL, KVD, PAPER, REVIVED, ROWS, SELECTED, SHARED, SMALLER, TOGETHER, name
 from .ruler import TASKS
 from .store import Store
 
@@ -156,9 +156,9 @@ def aims(it: Results) -> list[Aim]:
     if lost:
         found.append(Aim("a full cache in the pool has the loss of transformers alone, within 0.001 nats",
                          f"{more(lost)}, n = {lost[2]}", "reached" if abs(lost[0]) + lost[1] <= 1e-3 else "missed"))
-    for share, bits in ((0.5, 8), (0.25, 4)):
+    for share, dtype in ((0.5, "int8"), (0.25, "int4")):
         found += [no_more_than(it, share, name(INDEPENDENT, share), "as many tokens"),
-                  no_more_than(it, share, QUANTISED.format(bits), "about as many bytes")]
+                  no_more_than(it, share, SMALLER.format(dtype), "about as many bytes")]
     found += [recalls(it, row, least) for row, least in RECALLS]
     return [aim for aim in found if aim] + aims_of_sharing(it)
 
@@ -208,7 +208,7 @@ def findings(store: Store, measured: plan.Plan, width: int, model: str, form: st
                      "computes the context exactly, in one pass, and then keeps what its name says, before the "
                      "question is seen; kvd's rows in chunks do so after each chunk, and compute the next with what "
                      "was kept; those of int8 and int4 (a scale and a least number of 16 bits for each token and head, "
-                     "counted) round all that they store, and attend to that. All rows keep the question and the answer "
+                     "counted) and fp8 (E4M3, without scales) round all that they store, and attend to that. All rows keep the question and the answer "
                      "whole. Rows called kvd run in transformers in place, through a pool; kvpress's presses are in "
                      "transformers' own cache.",
                      "Blocks of int8. KeyDiff, if keys and values must keep their type and "

@@ -15,14 +15,14 @@ ALONE, POOL, PRESS = "transformers", "pool", "kvpress"
 @dataclass(frozen=True)
 class Row:
     """`share` of the context's tokens is kept in every head, or in a mean over heads (KVzip); or all of them in blocks of
-    `bits` bits. `chunk`: it is reduced after each so many tokens; 0: once, after all. In the pool: `stays` of the blocks, of which
+    `dtype`. `chunk`: it is reduced after each so many tokens; 0: once, after all. In the pool: `stays` of the blocks, of which
     those that leave have a copy elsewhere (KVReviver); `reads` of the tokens are read by each decoded one (HShare); `scorer`
     decides what is kept, instead of KeyDiff."""
 
     name: str
     how: str
     share: float = 1.0
-    bits: int = 0
+    dtype: str = ""
     press: str = ""
     chunk: int = 0
     stays: float = 1.0
@@ -33,12 +33,13 @@ class Row:
 
     def bytes(self, width: int) -> float:
         """The share of a full cache of 16 bits that it takes, for heads of `width` numbers."""
-        return self.share * self.stays * (quantised_bytes(self.bits, width) / (2 * width) if self.bits else 1)
+        return self.share * self.stays * (stored_bytes(self.dtype, width) / (2 * width) if self.dtype else 1)
 
 
-def quantised_bytes(bits: int, width: int) -> float:
-    """Bytes of a head's key or value of `width` numbers, with a scale and a least number of 16 bits for each 64."""
-    return width * bits / 8 + -(-width // 64) * 4
+def stored_bytes(dtype: str, width: int) -> float:
+    """Bytes of a head's key or value of `width` numbers. int8 and int4 have a scale and a least number of 16 bits for each
+    64."""
+    return width if dtype == "fp8" else width * int(dtype[3:]) / 8 + -(-width // 64) * 4
 
 
 FULL, FULL_POOL = "full cache, transformers", "kvd, full cache"
@@ -48,7 +49,7 @@ def name(what: str, share: float) -> str:
     return f"{what}, {share:.0%}"
 
 
-QUANTISED = "kvd, blocks of int{}"
+SMALLER = "kvd, blocks of {}"
 KVD, CHUNKED = "kvd, keydiff=on", "kvd, keydiff=on in chunks of 128"
 ZIPPED, REVIVED, SELECTED = "kvd, KVzip's scores", "kvd, kvreviver=on", "kvd, hshare=on, reading"
 TOGETHER = "kvd, keydiff=on, 90%, of which 55% stay (kvreviver=on), reading 25% (hshare=on)"
@@ -64,7 +65,7 @@ ROWS = [
     *(Row(name(SELECTED, reads), POOL, reads=reads) for reads in (0.25, 0.125)),
     Row(TOGETHER, POOL, 0.9, stays=0.55, reads=0.25),
     *(Row(name(CHUNKED, share), POOL, share, chunk=128, least=least) for share, least in PAPER),
-    *(Row(QUANTISED.format(bits), POOL, bits=bits) for bits in (8, 4)),
+    *(Row(SMALLER.format(dtype), POOL, dtype=dtype) for dtype in ("int8", "fp8", "int4")),
     *(Row(name(f"{press} (kvpress)", share), PRESS, share, press=press,
           quick=share == 0.25 or press not in ("KVzip", "KeyDiff in chunks of 128"))
       for share in (0.5, 0.25) for press in PRESSES),

@@ -240,7 +240,8 @@ START_TEST(blocks_have_room_for_scales) {
         } rows[] = {{KVD_dtype_f32, 64, 256}, {KVD_dtype_f16, 64, 128}, {KVD_dtype_bf16, 7, 14},
                     {KVD_dtype_i8, 64, 64},   {KVD_dtype_q8, 64, 68},   {KVD_dtype_q8, 128, 136},
                     {KVD_dtype_q8, 2, 6},     {KVD_dtype_q8, 66, 74},   {KVD_dtype_q4, 64, 36},
-                    {KVD_dtype_q4, 128, 72},  {KVD_dtype_q4, 2, 5},     {KVD_dtype_q4, 80, 48}};
+                    {KVD_dtype_q4, 128, 72},  {KVD_dtype_q4, 2, 5},     {KVD_dtype_q4, 80, 48},
+                    {KVD_dtype_e4m3, 33, 33}, {KVD_dtype_e5m2, 64, 64}};
 
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
                 struct kvd_shape g = {.layers = 3,

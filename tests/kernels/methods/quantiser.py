@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quantiser in numpy, independent of kvd's kernels: the rows of blocks of dtype q8 and q4."""
+"""A quantiser in numpy, independent of kvd's kernels: the rows of blocks of dtype q8, q4, e4m3 and e5m2."""
 import numpy as np
 
 GROUP = 64
+FLOATS = "e4m3", "e5m2"        # numbers of 8 bits, without scales and transform
 SIGNS = np.array([-1 if 0x243f6a8885a308d3 >> i & 1 else 1 for i in range(GROUP)], np.float32)
 
 
@@ -37,8 +38,35 @@ def quantised(x, bits):
     return np.concatenate(codes, 1).astype(np.uint8), np.concatenate(scales, 1), np.concatenate(leasts, 1)
 
 
+def numbers_of_bytes(dtype):
+    """The numbers [256] of OFP8: sign, exponent, fraction."""
+    exponent, fraction, bias = {"e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}[dtype]
+    found = []
+    for i in range(128):
+        e, f = i >> fraction, i % (1 << fraction)
+        found.append(2.0 ** (max(e, 1) - bias) * ((e > 0) + f / (1 << fraction)))
+        if dtype == "e4m3" and i == 127:
+            found[i] = np.nan
+        if dtype == "e5m2" and e == 31:
+            found[i] = np.nan if f else np.inf
+    return np.array(found + [-it for it in found], np.float32)
+
+
+def bytes_of(x, dtype):
+    """The nearest finite number, or that with an even byte on a tie; 127 for NaN."""
+    table = numbers_of_bytes(dtype)[:128].astype(np.float64)
+    n = int(np.isfinite(table).sum())
+    table, size = table[:n], np.abs(x.astype(np.float64))
+    high = np.clip(np.searchsorted(table, size), 1, n - 1)
+    below, above = size - table[high - 1], table[high] - size
+    byte = np.where((below < above) | (below == above) & (high % 2 == 1), high - 1, high)
+    return (np.where(np.isnan(x), 127, byte) | np.where(np.signbit(x), 128, 0)).astype(np.uint8)
+
+
 def packed(x, dtype):
     """Rows of bytes."""
+    if dtype in FLOATS:
+        return bytes_of(x, dtype)
     codes, scales, leasts = quantised(x, {"q8": 8, "q4": 4}[dtype])
     if dtype == "q4":
         codes = codes[:, ::2] | codes[:, 1::2] << 4
@@ -48,14 +76,16 @@ def packed(x, dtype):
 
 def expanded(x, dtype):
     """The numbers again, float32; the product and the sum are rounded once, as float64 does here."""
+    if dtype in FLOATS:
+        return numbers_of_bytes(dtype)[packed(x, dtype)]
     codes, scales, leasts = quantised(x, {"q8": 8, "q4": 4}[dtype])
     of = np.arange(x.shape[1]) // GROUP
     return (codes * scales[:, of].astype(np.float64) + leasts[:, of].astype(np.float64)).astype(np.float32)
 
 
 def packed_keys(x, dtype):
-    return packed(turned(x), dtype)
+    return packed(x if dtype in FLOATS else turned(x), dtype)
 
 
 def expanded_keys(x, dtype):
-    return turned(expanded(turned(x), dtype))
+    return expanded(x, dtype) if dtype in FLOATS else turned(expanded(turned(x), dtype))

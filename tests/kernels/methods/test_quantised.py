@@ -4,7 +4,7 @@ the numbers that they stand for."""
 import numpy as np
 
 from kernels import ops, refused, same, variants
-from quantiser import expanded, expanded_keys, packed, packed_keys, turned
+from quantiser import FLOATS, expanded, expanded_keys, numbers_of_bytes, packed, packed_keys, turned
 
 DIMS = [2, 6, 14, 16, 18, 32, 40, 64, 66, 80, 96, 98, 128, 130, 192, 256]
 
@@ -22,11 +22,15 @@ def special(rng, dim):
     return x
 
 
-def forms():
+def forms(dtypes=("q8", "q4", "e4m3", "e5m2")):
     rng = np.random.default_rng(1)
-    for dtype in "q8", "q4":
+    for dtype in dtypes:
         for dim in DIMS:
             yield rng, dtype, dim
+
+
+def scaled_forms():
+    return forms(("q8", "q4"))
 
 
 def test_rows_equal_numpy_bit_for_bit():
@@ -40,15 +44,32 @@ def test_rows_equal_numpy_bit_for_bit():
                 assert same(ops.expand(got, keys=keys), numbers), (dtype, dim, keys)
 
 
+def test_bytes_are_those_of_ofp8():
+    """Each byte as a number and back; and halfway between two, and just beside."""
+    for dtype, largest, smallest in ("e4m3", 448, 2 ** -9), ("e5m2", 57344, 2 ** -16):
+        table = numbers_of_bytes(dtype)
+        finite = np.sort(np.abs(table[np.isfinite(table)]))[::2]
+        assert finite[-1] == largest and finite[1] == smallest
+        halves = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
+        x = np.concatenate([table, finite, halves, np.nextafter(halves, 0), np.nextafter(halves, np.float32(1e9)),
+                            np.float32([464, 465, 61440, 61441, 1e38, np.inf, 2e-45, 1e-40])])
+        x = np.concatenate([x, -x])
+        for _ in variants():
+            got = ops.quantise(x[:, None].repeat(16, 1), dtype)
+            assert np.array_equal(got.rows, packed(x, dtype)[:, None].repeat(16, 1)), dtype
+            every = ops.Quantised(np.arange(256, dtype=np.uint8).reshape(16, 16), dtype, 16)
+            assert same(ops.expand(every).ravel(), table)
+
+
 def test_the_error_is_half_a_code():
-    for rng, dtype, dim in forms():
+    for rng, dtype, dim in scaled_forms():
         x = rng.standard_normal((50, dim)).astype(np.float32)
         spread = np.ptp(x, 1).max() / (255 if dtype == "q8" else 15)
         assert np.abs(ops.expand(ops.quantise(x, dtype)) - x).max() < spread * 0.51 + 3e-3
 
 
 def test_a_large_channel_leaves_codes_to_the_others():
-    for rng, dtype, dim in forms():
+    for rng, dtype, dim in scaled_forms():
         if dim % 32 or dim < 64:
             continue
         x = rng.standard_normal((50, dim)).astype(np.float32)
@@ -58,7 +79,7 @@ def test_a_large_channel_leaves_codes_to_the_others():
 
 
 def test_an_offset_of_all_channels_does_not_take_the_codes():
-    for rng, dtype, dim in forms():
+    for rng, dtype, dim in scaled_forms():
         if dim % 64 == 0:
             x = rng.standard_normal((50, dim)).astype(np.float32)
             near, far = ((ops.expand(ops.quantise(it, dtype, keys=True), keys=True) - it).std() for it in (x, x + 4))
@@ -75,14 +96,14 @@ def test_zero_bytes_are_zeros():
 
 def test_sizes():
     for dtype, dim, row in ("q8", 64, 68), ("q8", 128, 136), ("q4", 64, 36), ("q4", 128, 72), ("q8", 80, 88), \
-            ("q4", 80, 48), ("q4", 2, 5):
+            ("q4", 80, 48), ("q4", 2, 5), ("e4m3", 80, 80), ("e5m2", 7, 7):
         assert ops.quantise(np.ones((1, dim), np.float32), dtype).rows.shape == (1, row)
 
 
 def test_refusals():
     x = np.ones((2, 64), np.float32)
     assert "even" in refused(ops.Quantised, x, "q8", 65)
-    assert "q8 or q4" in refused(ops.Quantised, x, "f16", 64)
+    assert "q8, q4, e4m3, e5m2" in refused(ops.Quantised, x, "f16", 64)
     assert "rows of 68 bytes" in refused(ops.expand, ops.Quantised(np.zeros((2, 64), np.uint8), "q8", 64))
     assert "rows of 36 bytes" in refused(ops.expand, ops.Quantised(x, "q4", 64))
     assert "dtype must be one of" in refused(ops.quantise, x, "i8")
@@ -130,7 +151,7 @@ def test_attention():
 def test_nan_keys_and_values_do_not_spread():
     q, x = np.ones((1, 1, 64), np.float32), np.ones((4 * 16, 64), np.float32)
     x[3, 5] = np.nan        # the key of token 3 of block 0
-    for dtype in "q8", "q4":
+    for dtype in "q8", "q4", "e4m3", "e5m2":
         rows = packed(x, dtype).reshape(2, 2, 1, 16, -1)
         rows[POOL] = packed_keys(x, dtype).reshape(rows.shape)[POOL]
         pool = ops.Quantised(rows, dtype, 64)
@@ -152,7 +173,8 @@ def test_keydiff_ignores_keys_that_are_not_finite():
         for _ in variants():
             keys = ops.Quantised(packed_keys(x, dtype)[None], dtype, dim)
             found = ops.keydiff_scores(keys, np.ones((1, dim), np.float32))
-            squares = (turned(expanded_keys(x, dtype)) ** 2).sum(1)
+            k = expanded_keys(x, dtype)
+            squares = ((k if dtype in FLOATS else turned(k)) ** 2).sum(1)
             assert np.array_equal(np.isinf(found[0]), ~np.isfinite(squares) | (squares == 0))
 
 
@@ -208,7 +230,7 @@ def test_tokens_written_one_by_one_equal_those_written_at_once():
 
 def test_strided_rows_are_read_in_place():
     rng = np.random.default_rng(2)
-    for dtype in "q8", "q4":
+    for dtype in "q8", "q4", "e4m3", "e5m2":
         rows, numbers = any_rows(rng, (4, 16, 3, 64), dtype, ALL)    # [blocks, tokens, heads, dim]
         view = ops.Quantised(rows.rows[2].swapaxes(0, 1), dtype, 64)
         assert np.abs(ops.keydiff_anchor(view)[0] - ops.keydiff_anchor(numbers[2].swapaxes(0, 1).copy())[0]).max() < 1e-5

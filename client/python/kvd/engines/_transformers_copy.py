@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import kvd
 
-from ._transformers_model import DTYPES, check_space, form_of, refuse, refuse_windows
+from ._transformers_model import BYTES, DTYPES, check_space, form_of, refuse, refuse_windows
 
 _GROUP = 64     # quantised numbers with a common scale
 _SIGNS = 0x243f6a8885a308d3
@@ -30,7 +30,8 @@ def _tokens_of(input_ids: Any) -> list[int]:
 
 
 def gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> torch.Tensor:
-    """Copy blocks to a tensor [layers, 2 (K, V), 1, heads, length, dim]. Quantised numbers become float32."""
+    """Copy blocks to a tensor [layers, 2 (K, V), 1, heads, length, dim]. Quantised numbers and those of 8 bits become
+    float32."""
     g, size, row = geometry, geometry.block_bytes, _row_bytes(geometry.dtype, geometry.head_dim)
     used = g.layers * 2 * g.kv_heads * g.block_tokens * row     # the rest of a block is padding
     out = torch.empty(g.layers, 2, 1, g.kv_heads, len(ids), g.block_tokens, row, dtype=torch.uint8)
@@ -41,14 +42,17 @@ def gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> to
     rows = out.flatten(4, 5)[..., :length, :]
     if g.dtype in DTYPES:
         return rows.view(DTYPES[g.dtype])
+    if g.dtype in BYTES:
+        return rows.contiguous().view(BYTES[g.dtype]).to(torch.float32)
     states = _expanded(rows, g.dtype, g.head_dim)
     states[:, 0] = _turned(states[:, 0])
     return states
 
 
 def _row_bytes(dtype: str, dim: int) -> int:
-    if dtype in DTYPES:
-        return dim * DTYPES[dtype].itemsize
+    plain = DTYPES | BYTES
+    if dtype in plain:
+        return dim * plain[dtype].itemsize
     return _code_bytes(dtype, dim) + -(-dim // _GROUP) * 4
 
 

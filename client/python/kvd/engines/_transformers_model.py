@@ -27,7 +27,9 @@ _forms: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, _Form]] = weakref.
 
 BIDIRECTIONAL = "kvd_bidirectional"     # the attn_implementation of kvd.engines.diffusion
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-QUANTISED = {"q8": "q8", "int8": "q8", "q4": "q4", "int4": "q4"}      # names, and the dtypes of their spaces
+BYTES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+# names of smaller blocks than the model's, and the dtypes of their spaces
+SMALLER = {"int8": "q8", "int4": "q4", "fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 _NO_NUMBERS = {"_name_or_path", "transformers_version", "use_cache", "return_dict", "output_hidden_states", "id2label",
                "label2id", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "architectures",
                "problem_type", "output_attentions", "chunk_size_feed_forward"}
@@ -232,13 +234,14 @@ def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = No
     """Open the space of this model. By default it is named after the model's weights and dtype, so that other weights have
     another space.
 
-    dtype: "int8" or "int4" for blocks of quantised keys and values; None: as the model computes them. With a name, raises
-    kvd.Mismatch if the space has other weights, or another dtype. options are those of Daemon.space(). Runs the model on
-    one token, and reads all weights once, at some GB/s.
+    dtype: "int8" or "int4" for blocks of quantised keys and values; "fp8" (or "fp8_e4m3") and "fp8_e5m2" for numbers of 8
+    bits, limited to 448 and 57344; None: as the model computes them. With a name, raises kvd.Mismatch if the space has
+    other weights, or another dtype. options are those of Daemon.space(). Runs the model on one token, and reads all
+    weights once, at some GB/s.
     """
-    if dtype is not None and dtype not in QUANTISED:
-        raise ValueError(f"dtype must be int8 or int4, or None for the model's own, not {dtype!r}")
-    stored = QUANTISED[dtype] if dtype else None
+    if dtype is not None and dtype not in SMALLER and dtype not in SMALLER.values():
+        raise ValueError(f"dtype must be one of {', '.join(SMALLER)}, or None for the model's own, not {dtype!r}")
+    stored = SMALLER.get(dtype, dtype) if dtype else None
     geometry = geometry_of(model, dtype=stored)
     own = f"transformers-{geometry.fingerprint[0]:016x}" + (f"-{stored}" if stored else "")
     return daemon.space(name or own, geometry, **options)
@@ -251,7 +254,7 @@ def check_space(space: kvd.Space, model: PreTrainedModel, follows: tuple[str, ..
                 geometry: kvd.Geometry | None = None) -> None:
     """Refuse a space of another model. Warns of methods that are on, and that the caller does not follow. geometry: the
     model's, if it is not geometry_of()."""
-    stored = space.geometry.dtype if space.geometry.dtype in QUANTISED else None
+    stored = space.geometry.dtype if space.geometry.dtype in SMALLER.values() else None
     if space.geometry != (geometry or geometry_of(model, space.geometry.block_tokens, dtype=stored)):
         raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
     if space.device != (1, 0):

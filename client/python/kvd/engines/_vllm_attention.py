@@ -117,18 +117,23 @@ class Step:
                 row.fail(error)         # once more, without the reader
 
 
+def _scales(layer: Any) -> tuple[float, float]:
+    """Return by what a layer's keys and values were divided before they were stored."""
+    return layer._k_scale_float, layer._v_scale_float
+
+
 class Attention(CPUAttentionBackendImpl):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         others = [(self.alibi_slopes is not None, "ALiBi"), (self.sliding_window > 0, "sliding windows"),
                   (self.attn_type != AttentionType.DECODER, f"attention of kind {self.attn_type}"),
-                  (self.is_fp8_kv_cache, "fp8 caches"),
                   (self.kv_sharing_target_layer_name is not None, "layers that share their cache")]
         names = [name for is_so, name in others if is_so]
         if names:
             raise ValueError(f"kvd does not support this with methods: {'; '.join(names)}")
         self.planes: torch.Tensor | None = None     # [blocks, 2 (K, V), kv_heads, block_tokens, dim]
         self.layer = -1
+        self.bytes = None if not self.is_fp8_kv_cache else torch.float8_e5m2 if "e5m2" in self.kv_cache_dtype else torch.float8_e4m3fn
 
     def _place(self, cache: torch.Tensor) -> torch.Tensor:
         """Find the layer's place in a block of kvd."""
@@ -141,7 +146,11 @@ class Attention(CPUAttentionBackendImpl):
     def do_kv_cache_update(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
         planes, n = self._place(kv_cache), min(len(slot_mapping), len(key))
-        slots, states = slot_mapping[:n], torch.stack([key[:n], value[:n]], 1).to(planes.dtype)
+        slots, states = slot_mapping[:n], torch.stack([key[:n], value[:n]], 1)
+        if self.bytes:
+            scales, most = torch.tensor(_scales(layer)).view(2, 1, 1), torch.finfo(self.bytes).max
+            states = (states / scales).clamp(-most, most).to(self.bytes).view(torch.uint8)
+        states = states.to(planes.dtype)
         if n and int(slots.min()) < 0:          # padding
             states, slots = states[slots >= 0], slots[slots >= 0]
         size = planes.shape[3]
@@ -159,11 +168,16 @@ class Attention(CPUAttentionBackendImpl):
         if connector.step is None or connector.step.metadata is not attn_metadata:      # the first layer of a step
             connector.step = Step(connector, attn_metadata, self.num_heads, self.scale)
         q = query[:n].reshape(n, -1).to(torch.float32).contiguous()
+        key_scale, value_scale = _scales(layer) if self.bytes else (1., 1.)
+        if key_scale != 1:
+            q = q * key_scale
         to = output[:n].view(n, -1)
         out = to if to.dtype == torch.float32 and to.is_contiguous() else torch.empty_like(q)
         sinks = None if self.sinks is None else self.sinks.to(torch.float32).contiguous()
         connector.step.attend(self.layer, q, out, cap=self.logits_soft_cap,
                               sinks=0 if sinks is None else sinks.data_ptr())
+        if value_scale != 1:
+            out.mul_(value_scale)
         if out is not to:
             to.copy_(out)
         return output

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import vllm
@@ -34,6 +35,7 @@ CONFIGURATIONS = ("config.json", "params.json")
 # Modes by name, since vLLMs differ in what they have. Scales are among the weights, or in the page that they belong to:
 # a block is then complete, and may be moved or shared as ordinary bytes.
 SCALES_WITH_WEIGHTS = ("NONE", "FP8_PER_TENSOR")        # the latter also of fp8_ds_mla, which has others in the page
+NUMBERS = {"fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}       # kv_cache_dtypes, and those of planes
 SCALES_IN_PAGES = ("NVFP4", "NVFP4_DS_MLA", "ULTRAQUANT_4BIT", "TURBOQUANT_K8V4", "TURBOQUANT_4BIT_NC",
                    "TURBOQUANT_K3V4_NC", "TURBOQUANT_3BIT_NC")
 
@@ -132,7 +134,7 @@ def _with_methods(config: VllmConfig, caches: KVCacheConfig) -> list[tuple[bool,
     others = [(not current_platform.is_cpu(), "GPUs"), (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
               (any(spec != specs[0] for spec in specs) or type(specs[0]) is not FullAttentionSpec or windows,
                "layers that differ, or have other than full attention"),
-              (mode_of(specs[0]) != KVQuantMode.NONE, "quantised caches"),
+              (_numbers(config, specs[0]) is None, f"kv_cache_dtype {config.cache_config.cache_dtype}"),
               (parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1, "tensor or pipeline parallelism"),
               (config.speculative_config is not None, "speculation")]
     return [(is_so, f"methods with {name}") for is_so, name in others]
@@ -273,9 +275,14 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
         [_group(config, it) for it in caches.kv_cache_groups], places, _draft(config), *_format(config, caches))
 
 
-def _planes(layers: int, spec: FullAttentionSpec, number: tuple[int, int]) -> kvd.Geometry:
+def _numbers(config: VllmConfig, spec: AttentionSpec) -> Any:
+    """Return the dtype of numbers into which the daemon can look; None: there is none."""
+    return spec.dtype if mode_of(spec) == KVQuantMode.NONE else NUMBERS.get(config.cache_config.cache_dtype)
+
+
+def _planes(layers: int, spec: FullAttentionSpec, dtype: Any, number: tuple[int, int]) -> kvd.Geometry:
     """Return the geometry of blocks into which the daemon can look. Words that stand for pictures are not in a vocabulary."""
-    return kvd.Geometry(layers=layers, kv_heads=spec.num_kv_heads, head_dim=spec.head_size, dtype=spec.dtype,
+    return kvd.Geometry(layers=layers, kv_heads=spec.num_kv_heads, head_dim=spec.head_size, dtype=dtype,
                         vocab=2**32 - 1, block_tokens=spec.block_size, fingerprint=number)
 
 
@@ -292,7 +299,7 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
     dense = _dense(caches)
-    geometry = _planes(len(dense), dense[0], number) if asks_for_methods(config) else kvd.Geometry.opaque(
+    geometry = _planes(len(dense), dense[0], _numbers(config, dense[0]), number) if asks_for_methods(config) else kvd.Geometry.opaque(
         _block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{_kernels(config, dense[0])}"[:31].lower(),
         block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))

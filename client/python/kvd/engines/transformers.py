@@ -20,7 +20,8 @@ too. With num_return_sequences, make the cache with as many rows.
     with KvdCache(model, space, input_ids, attention_mask=attention_mask) as cache:
         model.generate(input_ids, attention_mask=attention_mask, past_key_values=cache)
 
-Blocks of quantised keys and values hold 1.9 (int8) or 3.6 (int4) times as many tokens of a 16-bit model in the same pool:
+Blocks of quantised keys and values hold 1.9 (int8) or 3.6 (int4) times as many tokens of a 16-bit model in the same pool, and
+blocks of numbers of 8 bits (fp8) 2 times as many:
 
     space = open_space(kvd.connect(), model, dtype="int4")
 

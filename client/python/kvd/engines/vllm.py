@@ -47,6 +47,8 @@ in kvctl spaces):
     kvctl space set SPACE kvreviver=on kvreviver.budget=0.1
     kvctl space set SPACE hshare=on
 
+Caches may be fp8 (--kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2), not otherwise quantised.
+
 KeyDiff: requests that may exceed the budget keep so many tokens of each layer and head, reduced after each step: for long
 prompts, set --max-num-batched-tokens low. KVReviver: when its prompt is computed, most of a request's blocks leave the pool,
 and come back when a query needs them. With one of these, requests share no blocks, but for those that cannot exceed the
