@@ -90,17 +90,27 @@ KERNEL __m128i lanes_to_half(__m256 a, enum kvd_number type) {
                                 _mm256_extracti128_si256(chosen, 1));
 }
 
-/* The low eight of some bytes. */
-KERNEL __m256 lanes_from_bytes(__m128i bytes, enum kvd_number type) {
-        __m128i half = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8), most = _mm_set1_epi16(0x7f00),
-                rest = _mm_and_si128(half, most), nan = _mm_cmpeq_epi16(rest, most);
+/* 16 bytes as F16; of E4M3, 2^-8 of each number. */
+KERNEL __m256i lanes_half_of(__m128i bytes, enum kvd_number type) {
+        __m256i wide = _mm256_cvtepi8_epi16(bytes), rest = _mm256_slli_epi16(wide, 9),
+                nan = _mm256_cmpeq_epi16(rest, _mm256_set1_epi16((short)0xfe00)),
+                half = _mm256_and_si256(_mm256_slli_epi16(wide, 7),
+                                        _mm256_set1_epi16((short)0xbf80));
 
         if (type == KVD_NUMBER_E5M2)
-                return _mm256_cvtph_ps(half);
-        half = _mm_or_si128(_mm_srli_epi16(rest, 1),
-                            _mm_and_si128(half, _mm_set1_epi16((short)0x8000)));
-        half = _mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-        return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(0x1p8f));
+                return _mm256_slli_epi16(wide, 8);
+        return _mm256_or_si256(half, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+}
+
+KERNEL lanes lanes_from_bytes(__m128i bytes, enum kvd_number type) {
+        __m256i half = lanes_half_of(bytes, type);
+        __m256 unit = _mm256_set1_ps(0x1p8f);
+        lanes a = {_mm256_cvtph_ps(_mm256_castsi256_si128(half)),
+                   _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+
+        if (type == KVD_NUMBER_E4M3)
+                a = (lanes){_mm256_mul_ps(a.low, unit), _mm256_mul_ps(a.high, unit)};
+        return a;
 }
 
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
@@ -108,12 +118,8 @@ KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load(from);
-        if (lanes_are_bytes(type)) {
-                __m128i bytes = _mm_loadu_si128(from);
-
-                return (lanes){lanes_from_bytes(bytes, type),
-                               lanes_from_bytes(_mm_unpackhi_epi64(bytes, bytes), type)};
-        }
+        if (lanes_are_bytes(type))
+                return lanes_from_bytes(_mm_loadu_si128(from), type);
         return (lanes){lanes_from_half(_mm_loadu_si128(half), type),
                        lanes_from_half(_mm_loadu_si128(half + 1), type)};
 }

@@ -68,14 +68,12 @@ KERNEL __m256i lanes_to_half(lanes a, enum kvd_number type) {
 
 /* 32 bytes as F16; of E4M3, 2^-8 of each number. */
 KERNEL __m512i lanes_half_of(__m256i bytes, enum kvd_number type) {
-        __m512i half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8),
-                rest = _mm512_and_si512(half, _mm512_set1_epi16(0x7f00));
-        __mmask32 nan = _mm512_cmpeq_epi16_mask(rest, _mm512_set1_epi16(0x7f00));
+        __m512i wide = _mm512_cvtepi8_epi16(bytes), rest = _mm512_slli_epi16(wide, 9), half;
+        __mmask32 nan = _mm512_cmpeq_epi16_mask(rest, _mm512_set1_epi16((short)0xfe00));
 
         if (type == KVD_NUMBER_E5M2)
-                return half;
-        half = _mm512_or_si512(_mm512_srli_epi16(rest, 1),
-                               _mm512_and_si512(half, _mm512_set1_epi16((short)0x8000)));
+                return _mm512_slli_epi16(wide, 8);
+        half = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16((short)0xbf80));
         return _mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(0x7e00));
 }
 

@@ -106,13 +106,13 @@ KERNEL uint16x4_t quarter_to_half(float32x4_t a, enum kvd_number type) {
 
 /* Eight bytes as F16; of E4M3, 2^-8 of each number. */
 KERNEL uint16x8_t half_of_bytes(uint8x8_t bytes, enum kvd_number type) {
-        uint16x8_t half = vshll_n_u8(bytes, 8), most = vdupq_n_u16(0x7f00),
-                   rest = vandq_u16(half, most), nan = vceqq_u16(rest, most);
+        uint16x8_t wide = vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(bytes)));
+        uint16x8_t nan = vceqq_u16(vshlq_n_u16(wide, 9), vdupq_n_u16(0xfe00));
 
         if (type == KVD_NUMBER_E5M2)
-                return half;
-        half = vorrq_u16(vshrq_n_u16(rest, 1), vandq_u16(half, vdupq_n_u16(0x8000)));
-        return vorrq_u16(half, vandq_u16(nan, vdupq_n_u16(0x7e00)));
+                return vshlq_n_u16(wide, 8);
+        return vorrq_u16(vandq_u16(vshlq_n_u16(wide, 7), vdupq_n_u16(0xbf80)),
+                         vandq_u16(nan, vdupq_n_u16(0x7e00)));
 }
 
 KERNEL lanes lanes_from_bytes(const uint8_t *from, enum kvd_number type) {
