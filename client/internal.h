@@ -95,6 +95,7 @@ struct view {
         const struct kvd_index *ix;  /* owned mapping, read-only */
         struct kvd_pinpage *page;    /* owned mapping */
         struct kvd_pin_words *words; /* inside page */
+        shm_u64 *groups;             /* inside page: of those words */
         shm_u64 *asked;              /* inside page: notes of lookups, see asked.c */
         /* owned reservation: segment i at i * segment_bytes; device addresses on a GPU */
         uint8_t *base;
@@ -336,6 +337,11 @@ int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, cons
 
 /* true: the block is still sealed with this generation, and now pinned */
 bool pin_block(struct view *view, kvd_ref ref);
+/* Only counts; returns the number of pins before. The caller knows that the block stays, or looks again. */
+static inline uint32_t count_pin(struct view *view, uint32_t id) {
+        kvd_group_use(view->groups, id);
+        return atomic_fetch_add(&view->words[id].pins, 1);
+}
 static inline void unpin_block(struct view *view, uint32_t id) {
         atomic_fetch_sub_explicit(&view->words[id].pins, 1, memory_order_release);
 }

@@ -15,6 +15,7 @@
  *
  *      C1  read the slot word of the deepest block: SEALED or RETIRING, generation g
  *      C2  compare links and tokens along the chain
+ *      C2b its group's bit is set, or set now, in one step
  *      C3  pins[leaf] += 1     C4  full fence (one add does both)       partner: D2 to D4
  *      C5  slot word still SEALED, generation g? then C6: use it in place, and at the end
  *          C7: pins[leaf] -= 1
@@ -407,9 +408,8 @@ bool pin_block(struct view *view, kvd_ref ref) {
         if (id >= view->ix->capacity)
                 return false;
         slot = &kvd_index_desc(view->ix, id)->slot;
-        pins = atomic_fetch_add_explicit(&view->words[id].pins, 1,
-                                         memory_order_seq_cst); /* C3, C4 */
-        if (unlikely(!view_is_served(view))) {                  /* C5 */
+        pins = count_pin(view, id);            /* C2b, C3, C4 */
+        if (unlikely(!view_is_served(view))) { /* C5 */
                 unpin_block(view, id);
                 return false;
         }

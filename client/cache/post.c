@@ -100,7 +100,7 @@ static struct kvd_post *place(const struct view *view, uint64_t number) {
 
 /* From now on the caller may only read the block. */
 static void becomes_posted(struct view *view, struct kvd_pin *pin, struct kvd_block *block) {
-        atomic_fetch_add(&view->words[block->id].pins, 1);
+        count_pin(view, block->id);
         pin->n_posted++;
         pin->posted = block->id;
         pin->posted_generation = block->generation;

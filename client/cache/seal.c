@@ -197,7 +197,7 @@ static int seal_once(const struct piece *p) {
         assert(p->n_blocks && p->n_blocks <= PIECE_BLOCKS);
         for (uint32_t i = 0; i < p->n_blocks; i++)
                 own[i] = ref_of(&p->blocks[i]);
-        atomic_fetch_add(&p->view->words[kvd_ref_id(last)].pins, 1);
+        count_pin(p->view, kvd_ref_id(last));
         r = ask(p, own, now, &in_doubt);
         if (r == 0)
                 r = hold_and_map(p, now, now[p->n_blocks - 1] == last, &in_doubt);

@@ -38,6 +38,7 @@ static int map_pins(struct view *view, int fd) {
                 return r;
         view->page = at;
         view->words = (struct kvd_pin_words *)((uint8_t *)at + KVD_PINS_OFF);
+        view->groups = (shm_u64 *)((uint8_t *)at + kvd_groups_off(view->ix->capacity));
         latency_prepare();
         view->asked = (shm_u64 *)((uint8_t *)at + kvd_asked_off(capacity));
         return 0;

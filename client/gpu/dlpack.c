@@ -236,7 +236,7 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
         if (r < 0)
                 return r;
         shape_block(o);
-        atomic_fetch_add_explicit(&view->words[block].pins, 1, memory_order_seq_cst);
+        count_pin(view, block);
         pins_moved(view);
         o->pinned = ref;
         *ret = &o->managed;

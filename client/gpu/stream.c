@@ -213,7 +213,7 @@ int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         if (r > 0) {
                 deferred_settle(view);
                 /* a pin for the deferred entry; kvd_unpin releases the caller's */
-                atomic_fetch_add(&view->words[pin->leaf].pins, 1);
+                count_pin(view, pin->leaf);
                 deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
         kvd_unpin(space, pin);

@@ -268,7 +268,7 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
 
         for (uint32_t i = 0; i < n; i++) {
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
-                atomic_fetch_add(&s->view->words[blocks[i].id].pins, 1);
+                count_pin(s->view, blocks[i].id);
         }
         r = append(s, true, refs, n, tokens, n_tokens);
         pins_moved(s->view);

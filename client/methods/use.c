@@ -33,6 +33,7 @@ void use_begin(struct kvd_sequence *s, uint32_t block, struct kvd_use use) {
         uint32_t word;
 
         memcpy(&word, &use, sizeof word);
+        kvd_group_use(s->view->groups, block);
         atomic_store_explicit(use_word(s, block), word, memory_order_relaxed);
 }
 

@@ -38,7 +38,9 @@ static inline struct kvd_format kvd_format(uint32_t dtype) {
 }
 
 static inline bool kvd_is_narrow(uint32_t dtype) {
-        return kvd_format(dtype).bits < 16;
+        uint8_t bits = kvd_format(dtype).bits;
+
+        return bits > 0 && bits < 16;
 }
 
 static inline bool kvd_is_quantised(uint32_t dtype) {

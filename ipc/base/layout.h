@@ -38,6 +38,8 @@
  *              | use                |   capacity x 4: struct kvd_use, attention that the block receives
  *              +--------------------+ kvd_asked_off(capacity)
  *              | asked              |   KVD_ASKED_WORDS x 8: ring of the last lookups (struct kvd_asked)
+ *              +--------------------+ kvd_groups_off(capacity)
+ *              | groups             |   a bit for each KVD_GROUP_IDS ids: 0 if the client never wrote their words
  *              +--------------------+ kvd_posts_off(capacity)
  *              | posts              |   kvd_posts(block_tokens) x kvd_post_stride(block_tokens): ring of struct kvd_post
  *              +--------------------+
@@ -61,7 +63,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 17u
+#define KVD_LAYOUT_VERSION 18u
 
 #define KVD_RUN_BLOCKS 16u /* blocks in a run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -456,6 +458,34 @@ struct kvd_pin_words {
 static_assert(sizeof(struct kvd_pin_words) == 8, "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
+ * Whoever looks for a block's pins reads a word of each client, of which most have none near it. So
+ * blocks have groups: a client sets the bit of a group, for good, before it first counts a pin there
+ * (step C2b of tests/client/spin/pins.pml), and words of other groups need not be read. Their pages
+ * stay holes.
+ */
+#define KVD_GROUP_IDS 512u /* words of a page */
+
+static inline shm_u64 *kvd_group_word(shm_u64 *groups, uint32_t id) {
+        return &groups[id / KVD_GROUP_IDS / 64];
+}
+
+static inline uint64_t kvd_group_bit(uint32_t id) {
+        return UINT64_C(1) << id / KVD_GROUP_IDS % 64;
+}
+
+/*
+ * C2b: the bit may be another thread's, whose fetch_or this load then follows. So this thread's
+ * second look (C5) comes after the bit, which comes after D2 if the daemon does not see it. An
+ * acquire would not be enough for C11, in which it is no part of the order of all seq_cst accesses.
+ */
+static inline void kvd_group_use(shm_u64 *groups, uint32_t id) {
+        shm_u64 *word = kvd_group_word(groups, id);
+
+        if (!(atomic_load_explicit(word, memory_order_seq_cst) & kvd_group_bit(id)))
+                atomic_fetch_or_explicit(word, kvd_group_bit(id), memory_order_seq_cst);
+}
+
+/*
  * How much attention a client's sequence pays to a block: moving averages, 0 if unknown. They order
  * the blocks that leave first under memory pressure.
  */
@@ -519,8 +549,14 @@ static inline uint32_t kvd_posts(uint32_t block_tokens) {
         return (uint32_t)MAX(MIN(fit, KVD_POSTS), KVD_POSTS_LEAST);
 }
 
-static inline uint64_t kvd_posts_off(uint32_t capacity) {
+static inline uint64_t kvd_groups_off(uint32_t capacity) {
         return kvd_asked_off(capacity) + KVD_ASKED_WORDS * sizeof(uint64_t);
+}
+
+static inline uint64_t kvd_posts_off(uint32_t capacity) {
+        uint64_t groups = DIV_UP((uint64_t)capacity, KVD_GROUP_IDS);
+
+        return kvd_groups_off(capacity) + ALIGN_UP(DIV_UP(groups, 64) * sizeof(shm_u64), 4096);
 }
 
 static inline uint64_t kvd_pinpage_bytes(const struct kvd_index *ix) {

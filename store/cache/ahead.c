@@ -30,25 +30,23 @@ static uint32_t guess_next(const struct space *space, const struct arena *arena,
         return ++*at < arena->n_heap ? arena->heap[*at] : NONE;
 }
 
-/* Prefetches its descriptor, and its words in the clients' pin pages. */
-static void fetch_words(const struct space *space, uint32_t id) {
-        __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                const struct attachment *a = space->attachments[i];
+/* Prefetches its descriptor, and its words in the clients' pin pages. Returns the lines of a block. */
+static uint32_t fetch_words(const struct space *space, uint32_t id) {
+        uint32_t lines = 3;
 
-                if (a)
-                        __builtin_prefetch(&a->words[id]);
-        }
+        __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
+        for (struct attachment *a = NULL; (a = users_next(space, id, a)); lines++)
+                __builtin_prefetch(&a->words[id]);
+        return lines;
 }
 
 uint32_t evict_ahead(const struct space *space, const struct arena *arena, uint32_t n_wanted) {
-        uint32_t most = MIN(n_wanted, 1 + LINES / (3 + space->n_attachments)), n = 0, at = 0;
+        uint32_t most = MIN(n_wanted, GUESSES), n = 0, at = 0, lines = 0;
         uint32_t ids[GUESSES];
 
-        most = MIN(most, GUESSES);
-        for (uint32_t id = arena->heap[0]; id != NONE && n < most;
+        for (uint32_t id = arena->heap[0]; id != NONE && n < most && lines < LINES;
              id = guess_next(space, arena, id, &at)) {
-                fetch_words(space, id);
+                lines += fetch_words(space, id);
                 ids[n++] = id;
         }
         for (uint32_t i = 0; i < n; i++)

@@ -91,6 +91,7 @@ void attachment_map(struct attachment *a) {
         a->page = a->pin_file.at;
         a->words = (struct kvd_pin_words *)(at + KVD_PINS_OFF);
         a->use = (shm_u32 *)(at + kvd_use_off(capacity));
+        a->groups = (shm_u64 *)(at + kvd_groups_off(capacity));
 }
 
 /*
@@ -170,6 +171,7 @@ void attachment_unmake(struct attachment *a) {
 }
 
 static void bury(struct attachment *a) {
+        users_leave(a);
         a->space->attachments[a->seat] = NULL;
         attachment_unmake(a);
 }
@@ -207,6 +209,7 @@ void attachment_enter(struct attachment *a) {
         struct space *space = a->space;
 
         space->attachments[a->seat] = a;
+        users_enter(a);
         space->n_attachments = MAX(space->n_attachments, a->seat + 1);
 }
 
@@ -418,17 +421,21 @@ bool attachments_give(struct space *space) {
 
 /* ---- what was written ------------------------------------------------------------------------ */
 
-/* Skips pages that were never written: reading them would allocate memory. */
+/* Skips groups that the client never used. */
 uint32_t attachment_words_from(const struct attachment *a, uint32_t id) {
-        uint32_t capacity = a->space->ix->capacity;
-        off_t at = KVD_PINS_OFF + (off_t)(id * sizeof *a->words), data;
+        uint32_t capacity = a->space->ix->capacity, first = id / KVD_GROUP_IDS;
 
-        if (id >= capacity)
-                return capacity;
-        data = lseek(a->pin_file.fd, at, SEEK_DATA);
-        if (data < 0)
-                return errno == ENXIO ? capacity : id;
-        return (uint32_t)MIN((uint64_t)(MAX(data, at) - KVD_PINS_OFF) / sizeof *a->words, capacity);
+        for (uint32_t word = first / 64; word * UINT64_C(64) * KVD_GROUP_IDS < capacity; word++) {
+                uint64_t bits = atomic_load_explicit(&a->groups[word], memory_order_relaxed);
+
+                if (word == first / 64)
+                        bits &= UINT64_MAX << first % 64;
+                if (bits) {
+                        first = word * 64 + (uint32_t)__builtin_ctzll(bits);
+                        return MIN(MAX(id, first * KVD_GROUP_IDS), capacity);
+                }
+        }
+        return capacity;
 }
 
 /* ---- folding --------------------------------------------------------------------------------- */

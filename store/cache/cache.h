@@ -154,6 +154,7 @@ struct attachment {
         struct shared_file pin_file; /* owned */
         struct kvd_pinpage *page;    /* its mapping */
         struct kvd_pin_words *words; /* inside page */
+        shm_u64 *groups;             /* inside page: of those words */
         shm_u32 *use;                /* ... each a struct kvd_use */
         uint64_t posts_taken;        /* number of posts taken so far, see post.c */
         uint32_t posts_left;         /* not ATTACHED: posts that are still to be taken */
@@ -252,7 +253,17 @@ struct ages {
         uint64_t pins;    /* ... and pins_state then */
 };
 
+/* Which attachments use which groups of blocks, see users.c. */
+struct users {
+        shm_u64 **groups;  /* owned; by seat: in its page */
+        uint64_t *present; /* owned; a bit for each seat: there is an attachment */
+        uint64_t *
+                known; /* owned; words for each group; a bit for each seat that is known to use it */
+        uint32_t words;
+};
+
 struct leaves { /* evict.c */
+        struct users users;
         uint32_t n;
         uint32_t n_old;      /* lower ids may still have stamps of the previous policy */
         uint64_t seal_clock; /* counts seals: the order of policy fifo */

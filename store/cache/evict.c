@@ -15,7 +15,7 @@
  *
  *      D1  choose a leaf that no client seems to pin
  *      D2  slot word := RETIRING, same generation     D3  full fence (one exchange does both)
- *      D4  scan the pin counters of every client not yet reaped
+ *      D4  scan the pin counters of every client not yet reaped that uses the block's group
  *      D5  any pin: slot word := SEALED again, same generation; try another block
  *      D6  no pin: take it out of the index, generation + 1, FREE
  *
@@ -35,15 +35,16 @@
 /* ---- pins ------------------------------------------------------------------------------------ */
 
 static bool pins(const struct attachment *a, uint32_t id) {
-        return a && a->state != FOLDING &&
+        return a->state != FOLDING &&
                atomic_load_explicit(&a->words[id].pins, memory_order_seq_cst) != 0;
 }
 
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                n += pins(space->attachments[i], id);
+        users_look(space, id);
+        for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
+                n += pins(a, id);
                 if (n && !n_clients)
                         return true;
         }
@@ -56,32 +57,48 @@ static void spend(uint32_t *reads, uint32_t n) {
         *reads -= MIN(*reads, n);
 }
 
-/* D4. Looks first at the client that had it pinned last time, which usually suffices. */
+/* Reads of a look at all clients' groups: 8 of them cost as much as one that misses the caches. */
+static uint32_t look_reads(const struct space *space) {
+        return 1 + space->n_attachments / 8;
+}
+
+/*
+ * By the clients that the last look found. Looks first at the one that had it pinned last time,
+ * which usually suffices.
+ */
 static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
         struct block *b = &space->blocks[id];
-        uint32_t first = b->pinned_by;
+        const struct attachment *first = b->pinned_by < space->n_attachments ?
+                                                 space->attachments[b->pinned_by] :
+                                                 NULL;
 
         spend(reads, 1);
-        if (first < space->n_attachments && pins(space->attachments[first], id))
+        if (first && pins(first, id))
                 return true;
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                if (i == first)
-                        continue;
+        for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
                 spend(reads, 1);
-                if (!pins(space->attachments[i], id))
+                if (!pins(a, id))
                         continue;
-                b->pinned_by = (uint16_t)i;
+                b->pinned_by = (uint16_t)a->seat;
                 return true;
         }
         return false;
 }
 
-bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
+/* The same. Another client may use the block, too: retire() looks. */
+static bool seems_in_use(struct space *space, uint32_t id, uint32_t *reads) {
         const struct block *b = &space->blocks[id];
 
         return b->refs || b->holds || b->pending ||
                (space->unready.poisoning.under_way && space->unready.poisoning.at == id) ||
                scan_pins(space, id, reads);
+}
+
+bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
+        if (seems_in_use(space, id, reads))
+                return true;
+        spend(reads, look_reads(space));
+        return users_look(space, id) && seems_in_use(space, id, reads);
 }
 
 #define CLOCK ((UINT64_C(1) << 48) - 1) /* part of a stamp; policy priority has its level above */
@@ -94,17 +111,19 @@ static uint64_t time_of_touch(const struct space *space, const struct attachment
         return touch && when <= space->clock ? when : 0;
 }
 
-/* The space's clock at the last use. A lying client can only change the order of eviction. */
-uint64_t block_last_use(const struct space *space, uint32_t id) {
+/* By the clients that the last look found. */
+static uint64_t last_use(const struct space *space, uint32_t id) {
         uint64_t last = space->blocks[id].stamp & CLOCK;
 
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (a)
-                        last = MAX(last, time_of_touch(space, a, id));
-        }
+        for (struct attachment *a = NULL; (a = users_next(space, id, a));)
+                last = MAX(last, time_of_touch(space, a, id));
         return last;
+}
+
+/* The space's clock at the last use. A lying client can only change the order of eviction. */
+uint64_t block_last_use(const struct space *space, uint32_t id) {
+        users_look(space, id);
+        return last_use(space, id);
 }
 
 /* ---- policies: the order of leaves ----------------------------------------------------------- */
@@ -114,7 +133,7 @@ static uint64_t lru_first(struct space *space) {
 }
 
 static uint64_t lru_refresh(const struct space *space, uint32_t id) {
-        return block_last_use(space, id);
+        return last_use(space, id);
 }
 
 static uint64_t fifo_first(struct space *space) {
@@ -143,7 +162,7 @@ static uint64_t priority_first(struct space *space) {
 }
 
 static uint64_t priority_refresh(const struct space *space, uint32_t id) {
-        return priority_stamp(space, id, block_last_use(space, id));
+        return priority_stamp(space, id, last_use(space, id));
 }
 
 /* One row for each word of ipc/base/enums.h. */
@@ -440,13 +459,14 @@ static void leave_lists(struct space *space, uint32_t id) {
 
 /*
  * D2 to D6 of the protocol above, for a leaf that seemed unused. Its pins were just read, so
- * reading them again costs next to nothing.
+ * reading them again costs next to nothing. False also if another client turns out to use its
+ * group, whose time of use is not known yet.
  */
 static bool retire(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id), again = space->n_attachments;
 
         block_set_state(space, id, KVD_RETIRING, generation);
-        if (scan_pins(space, id, &again)) {
+        if (users_look(space, id) || scan_pins(space, id, &again)) { /* D4 */
                 block_set_state(space, id, KVD_SEALED, generation);
                 space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 return false;
@@ -506,19 +526,16 @@ static void shelve(struct arena *arena, uint32_t id) {
 static bool try_coldest(struct space *space, struct arena *arena, uint32_t *reads) {
         uint32_t id = arena->heap[0];
 
-        if (block_in_use(space, id, reads)) {
+        spend(reads, look_reads(space));
+        if (seems_in_use(space, id, reads)) {
                 space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 shelve(arena, id);
                 return false;
         }
-        spend(reads, space->n_attachments);
         if (warmed_up(space, id))
                 return false;
         space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
-        if (retire(space, id))
-                return true;
-        shelve(arena, id);
-        return false;
+        return retire(space, id);
 }
 
 /* Looks at one leaf of the shelf. If it is unused, it returns to the heap with a new stamp. */
@@ -536,7 +553,7 @@ static void look_again(struct space *space, struct arena *arena, uint32_t *reads
         }
         shelf_remove(arena, space->blocks[id].heap - 1);
         heap_add(arena, id);
-        spend(reads, space->n_attachments);
+        spend(reads, look_reads(space));
         block_restamp(space, id);
         shelf->in_vain = 0;
 }

@@ -114,6 +114,16 @@ int blocks_seal(struct attachment *a, const struct seal_request *q, const struct
 void leaf_add(struct space *space, uint32_t id);
 /* the block was sealed behind parent (NONE: at the beginning of a chain) */
 void block_link(struct space *space, uint32_t id, uint32_t parent);
+/* users.c */
+int users_open(struct space *space, uint32_t seats);
+void users_close(struct space *space);
+void users_enter(const struct attachment *a);
+void users_leave(const struct attachment *a);
+/* finds out which clients use the block's group now; true: others than those of the last look, too */
+bool users_look(const struct space *space, uint32_t id);
+/* of those that the last look found: the first after a, or after NULL; NULL: there are no more */
+struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a);
+
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
 /* is it pinned, referenced, held or pending, or is it being poisoned? */
 bool block_in_use(struct space *space, uint32_t id, uint32_t *reads);

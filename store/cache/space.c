@@ -121,6 +121,7 @@ static void space_free(struct space *space) {
         free(space->look.marks);
         free(space->runs.free);
         free(space->attachments);
+        users_close(space);
         free(space->leases.at);
         free(space);
 }
@@ -155,6 +156,8 @@ static int charge(struct space *space) {
 
 static int make_tables(struct space *space) {
         const struct kvd_index *ix = space->ix;
+        /* clients of the previous daemon have seats in addition */
+        uint32_t seats = 2 * space_store(space)->config.max_attachments;
 
         space->memory.segments = sys->calloc(ix->max_segments, sizeof *space->memory.segments);
         for (uint32_t i = 0; space->memory.segments && i < ix->max_segments; i++)
@@ -163,12 +166,11 @@ static int make_tables(struct space *space) {
         space->look.marks = sys->calloc(ix->capacity, sizeof *space->look.marks);
         space->records = sys->calloc(ix->capacity, sizeof *space->records);
         space->runs.free = sys->calloc(ix->run_capacity, sizeof *space->runs.free);
-        /* clients of the previous daemon have seats in addition */
-        space->attachments = sys->calloc(2 * (size_t)space_store(space)->config.max_attachments,
-                                         sizeof(struct attachment *));
+        space->attachments = sys->calloc(seats, sizeof(struct attachment *));
         space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
         if (!space->memory.segments || !space->blocks || !space->look.marks || !space->records ||
-            !space->runs.free || !space->attachments || !space->leases.at)
+            !space->runs.free || !space->attachments || !space->leases.at ||
+            users_open(space, seats) < 0)
                 return -ENOMEM;
         space->runs.n_free = ix->run_capacity;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)

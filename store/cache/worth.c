@@ -34,11 +34,11 @@ double block_worth(const struct space *space, uint32_t id) {
         struct kvd_use most = {0};
         double mass, hits, keydiff;
 
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                const struct attachment *a = space->attachments[i];
+        users_look(space, id);
+        for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
                 struct kvd_use use = {0};
 
-                if (a && a->state != FOLDING)
+                if (a->state != FOLDING)
                         use = block_use(a, id);
                 most.mass = MAX(most.mass, use.mass);
                 most.hits = MAX(most.hits, use.hits);

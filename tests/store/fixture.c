@@ -11,6 +11,7 @@
 #include "ipc/base/sys.h"
 #include "tests/lib/mark.h"
 #include "tests/lib/oracle.h"
+#include "tests/lib/pins.h"
 
 struct store *store;
 struct domain *domain;
@@ -87,6 +88,7 @@ struct attachment *fixture_attach_as(struct space *space, uint64_t process) {
         struct attachment *a;
 
         ck_assert_msg(attachment_new(space, NULL, process, NULL, &a) == 0, "%s", store_why(store));
+        pins_everywhere(a->page);
         return a;
 }
 

@@ -118,8 +118,10 @@ static void hold_everything(struct world *w) {
                 for (uint32_t i = 0; i < ARRAY_SIZE(w->parties[party].users); i++) {
                         struct user *u = &w->parties[party].users[i];
 
-                        for (uint32_t k = 0; u->words && k < POOL_BLOCKS; k++)
+                        for (uint32_t k = 0; u->words && k < POOL_BLOCKS; k++) {
+                                kvd_group_use(u->groups, k);
                                 u->words[k].pins = MAX(u->words[k].pins, 1);
+                        }
                 }
 }
 

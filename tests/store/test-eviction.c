@@ -10,9 +10,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ipc/base/key.h"
-#include "store/store.h"
+#include "store/cache/inside.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
@@ -318,6 +319,99 @@ START_TEST(evicting_a_chain_skips_its_pinned_leaves) {
 }
 END_TEST
 
+/* ---- groups of blocks that a client uses ------------------------------------------------------ */
+
+#define GROUP 64u
+
+/* A client that has used no group. */
+static struct attachment *idle_client(struct space *space) {
+        static uint64_t processes = 1;
+        struct attachment *a;
+
+        ck_assert_int_eq(attachment_new(space, NULL, processes++, NULL, &a), 0);
+        return a;
+}
+
+static void fill_space(struct attachment *a, kvd_ref *refs) {
+        uint32_t tokens[GROUP * BT] = {0};
+
+        for (uint32_t i = 0; i < GROUP; i++)
+                tokens[i * BT] = i;
+        seal_leaves(a, tokens, GROUP, refs);
+}
+
+/* Where the first page of words begins that has memory. */
+static off_t first_words(const struct attachment *a) {
+        off_t at = lseek(attachment_pin_fd(a), KVD_PINS_OFF, SEEK_DATA);
+
+        ck_assert(at >= 0 || errno == ENXIO);
+        return at < 0 ? (off_t)attachment_pin_bytes(a) : at;
+}
+
+/* Eviction once read the words of each client, which gave memory to pages that were never written. */
+START_TEST(words_of_idle_clients_are_not_read) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space), *idle[3];
+        kvd_ref refs[GROUP], more[GROUP];
+
+        for (int i = 0; i < 3; i++)
+                idle[i] = idle_client(space);
+        fill_space(a, refs);
+        ck_assert_int_eq(space_allocate(a, GROUP / 2, more), GROUP / 2);
+        for (int i = 0; i < 3; i++)
+                ck_assert_int_ge(first_words(idle[i]),
+                                 (off_t)kvd_groups_off(space_index(space)->capacity));
+        check_clean(space);
+}
+END_TEST
+
+/* The daemon remembers who uses a group. A new user's pins and times of use count at once. */
+START_TEST(the_first_use_of_a_group_counts) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space), *pins = idle_client(space),
+                          *touches = idle_client(space);
+        kvd_ref refs[GROUP], more[2];
+
+        fill_space(a, refs);
+        ck_assert_int_eq(space_allocate(a, 1, more), 1);
+        ck_assert_uint_eq(kvd_ref_id(more[0]), kvd_ref_id(refs[0]));
+        space->clock++;
+        for (uint32_t i = 1; i < GROUP / 2; i++) {
+                kvd_group_use(pins->groups, kvd_ref_id(refs[i]));
+                pins->words[kvd_ref_id(refs[i])].pins = 1;
+        }
+        for (uint32_t i = GROUP / 2; i < GROUP - 2; i++) {
+                kvd_group_use(touches->groups, kvd_ref_id(refs[i]));
+                touches->words[kvd_ref_id(refs[i])].touch = (uint32_t)space->clock;
+        }
+        ck_assert_int_eq(space_allocate(a, 2, more), 2);
+        for (uint32_t i = 1; i < GROUP - 2; i++)
+                ck_assert(block_current(space, refs[i]));
+        check_clean(space);
+}
+END_TEST
+
+/* A seat has another client then. */
+START_TEST(an_ended_client_uses_no_group) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space), *gone = fixture_attach(space), *next;
+        kvd_ref refs[GROUP], more[GROUP];
+        uint32_t seat = gone->seat;
+
+        fill_space(a, refs);
+        ck_assert_int_eq(space_allocate(a, 1, more), 1);
+        attachment_orphan(gone);
+        attachment_free(gone, false);
+        while (attachment_fold(space))
+                ;
+        next = idle_client(space);
+        ck_assert_uint_eq(next->seat, seat);
+        ck_assert_int_eq(space_allocate(a, GROUP / 2, more), GROUP / 2);
+        ck_assert_int_ge(first_words(next), (off_t)kvd_groups_off(space_index(space)->capacity));
+        check_clean(space);
+}
+END_TEST
+
 /* ---- generations: in builds with few bits ---------------------------------------------------- */
 
 #define IDS 64u
@@ -366,5 +460,6 @@ SUITE("eviction", FIXTURE(open_store, fixture_close),
                                        blocks_that_their_buckets_cannot_hold_are_missed,
                                        a_full_index_holds_all_its_blocks)),
       TESTS(a_forest_of_pins_is_searched_in_pieces, evictions_among_many_clients_come_in_pieces,
-            evicting_a_chain_skips_its_pinned_leaves),
+            evicting_a_chain_skips_its_pinned_leaves, words_of_idle_clients_are_not_read,
+            the_first_use_of_a_group_counts, an_ended_client_uses_no_group),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

@@ -138,6 +138,7 @@ static void pin(struct world *w, struct user *u, struct chain *c) {
         if (!c->leaf || c->pinned)
                 return;
         c->pinned = true;
+        kvd_group_use(u->groups, kvd_ref_id(c->leaf));
         u->words[kvd_ref_id(c->leaf)].pins++;
         note(w->turn, is_sealed(u, c->leaf));
         if (!is_sealed(u, c->leaf))
@@ -174,6 +175,7 @@ static void attach(struct world *w, struct user *u, struct space *space) {
         if (page == MAP_FAILED)
                 die("mmap: %s", strerror(errno));
         u->words = (struct kvd_pin_words *)(page + KVD_PINS_OFF);
+        u->groups = (shm_u64 *)(page + kvd_groups_off(space_index(space)->capacity));
 }
 
 int world_space(struct world *w, uint32_t number, struct space **ret) {

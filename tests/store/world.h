@@ -30,6 +30,7 @@ struct chain {
 struct user {
         struct attachment *attachment;
         struct kvd_pin_words *words;
+        shm_u64 *groups;
         uint64_t pin_bytes;
         uint32_t n_filling, sequence; /* sequence: 0 if none */
         kvd_ref filling[WORLD_FILLING];

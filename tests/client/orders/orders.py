@@ -15,8 +15,9 @@ import sys
 from c11 import outcomes
 
 ROOT = pathlib.Path(sys.argv[1])
-CALL = re.compile(r"(?:atomic|__atomic)_(load|store|exchange|fetch_add|fetch_sub)")
+CALL = re.compile(r"(?:atomic|__atomic)_(load|store|exchange|fetch_add|fetch_sub|fetch_or)")
 SHM = "ipc/base/shm.h"
+LAYOUT = "ipc/base/layout.h"
 
 
 def text_of(path, function=None):
@@ -51,11 +52,14 @@ ACCESSES = {
     "refuse": ("store/cache/post.c", r"atomic_\w+\(&page->posts_refused"),
     "look at refused": ("client/cache/post.c", r"atomic_\w+\(&view->page->posts_refused"),
     "look at reason": ("client/cache/post.c", r"atomic_\w+\(&view->page->posts_errno"),
-    "pin": ("client/cache/lookup.c", r"atomic_\w+\(&view->words\[id\]\.pins, 1"),
+    "use a group": (LAYOUT, r"atomic_\w+\(word, kvd_group_bit", "kvd_group_use"),
+    "look at own group": (LAYOUT, r"atomic_\w+\(word, memory", "kvd_group_use"),
+    "look at group": ("store/cache/users.c", r"atomic_\w+\(word, memory", "group_used"),
+    "pin": ("client/internal.h", r"atomic_\w+\(&view->words\[id\]\.pins, 1", "count_pin"),
     "C5": ("client/cache/lookup.c", r"atomic_\w+\(slot, \w+\) == sealed\)"),
     "retire": ("store/cache/index.c", r"atomic_\w+\(&desc->slot, word"),
     "scan": ("store/cache/evict.c", r"atomic_\w+\(&a->words\[id\]\.pins"),
-    "unpin": ("client/internal.h", r"atomic_\w+\(&view->words\[id\]\.pins, 1"),
+    "unpin": ("client/internal.h", r"atomic_\w+\(&view->words\[id\]\.pins, 1", "unpin_block"),
     "D11": ("store/cache/inherit.c", r"atomic_\w+\(&a->page->epoch"),
     "served": ("client/internal.h", r"atomic_\w+\(&view->page->epoch"),
     "leave": ("client/conn/view.c", r"atomic_\w+\(&view->page->left"),
@@ -121,6 +125,12 @@ ROWS = [
      [[("reason", "errno", 5), ("refuse", "refused", 1)], [("look at refused", "refused", "refused"), ("look at reason", "errno", "errno")]],
      lambda r: r["refused"] == 1 and r["errno"] == 0, ["refuse", "look at refused"]),
     dekker("a pin and eviction (C3 to C5, D2, D3)", "pin", "C5", "retire", "scan", 2),
+    dekker("a group's first pin and eviction (C2b, C5, D2, D3)", "use a group", "C5", "retire", "look at group", 2),
+    ("a group that another thread uses (C2b, C5, D2, D3): its pin is not passed over", {"group": 0, "slot": 1},
+     [[("use a group", "group", 1)], [("look at own group", "group", "own"), ("C5", "slot", "slot")],
+      [("retire", "slot", 2), ("look at group", "group", "group")]],
+     lambda r: r["own"] == 1 and r["slot"] == 1 and r["group"] == 0,
+     ["use a group", "look at own group", "C5", "retire", "look at group"]),
     dekker("a pin and a new daemon (C5, D11)", "pin", "served", "D11", "scan", 2),
     giving_back("a pinned block", "unpin", "scan", 1, -1),
     giving_back("what an old client had pinned", "leave", "look at left", 0, 1),
@@ -146,7 +156,7 @@ ROWS = [
     passing("a summary's channels", "summary", "look at summary"),
 ]
 
-KINDS = {"load": "R", "store": "W", "exchange": "X", "fetch_add": "A", "fetch_sub": "A"}
+KINDS = {"load": "R", "store": "W", "exchange": "X", "fetch_add": "A", "fetch_sub": "A", "fetch_or": "A"}
 
 
 def program(threads, orders):

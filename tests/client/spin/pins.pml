@@ -9,7 +9,9 @@
  *   C1  read the slot word: SEALED? keep it        D1  choose a victim: SEALED, no resident child, no pin seen
  *   C2  compare the token ids (and, in a chain,    D2  slot word := RETIRING, same generation
  *       the parent link: id and generation)        D3  full fence
- *   C3  pins[b] += 1, in its own page              D4  scan the pin page of every client not reaped
+ *   C2b set the bit of the block's group, if it    D4  scan the pin page of every client not reaped whose
+ *       is not set, by a locked instruction             bit is set
+ *   C3  pins[b] += 1, in its own page
  *   C4  full fence                                 D5  a pin: slot word := SEALED, same generation
  *   C5  read the slot word again: the same? and    D6  none: unlink; slot word := FREE, generation + 1
  *       the page's epoch: still my index?          D7  hand the block out; its new owner fills it
@@ -29,7 +31,7 @@
  * reading after its death. With -DTHREADS the clients are threads of one process, with one page.
  *
  * Broken on purpose, each must fail: -DNO_CFENCE -DNO_DFENCE -DNO_RECHECK -DNO_GEN -DNO_SCAN -DREAP_AT_EOF
- * -DTOKENS_FIRST; with -DTHREADS: -DPIN_IS_FLAG -DPIN_NOT_ATOMIC; and -DNEVER_REAP never gets the block back.
+ * -DTOKENS_FIRST -DGROUP_LATE; with -DTHREADS: -DPIN_IS_FLAG -DPIN_NOT_ATOMIC; and -DNEVER_REAP never gets the block back.
  */
 #ifndef LOOKUPS
 #define LOOKUPS 2                       /* by each client */
@@ -53,6 +55,7 @@
 byte word = W(SEALED, 1), tok = 1, data = 1;
 
 byte pin[NC];                           /* this block's counter in each client's page */
+bool used[NC];                          /* the bit of its group there */
 bool eof[NC], gone[NC];                 /* socket closed; pidfd readable and GPU work over */
 
 /* The daemon's store buffer. It is one queue for word and tok, as on the processor. */
@@ -81,12 +84,16 @@ end:    do
 #define STEP(x)   if :: x :: goto killed fi
 #define PIN(by)   atomic { !cb_full[me] -> mine = mine + by; cb_val[me] = mine; cb_full[me] = true }
 #define FENCE     !cb_full[me]
+#define USE       atomic { !cb_full[me] -> used[me] = true }
+#define USED(i)   used[i]
 #define PINNED(i) pin[i]
 
 #else                                   /* a locked instruction; only the other variant has kills */
 
 #define STEP(x)   x
 #define FENCE     true
+#define USE       if :: used[0] :: else -> used[0] = true fi
+#define USED(i)   used[0]
 #define PINNED(i) pin[0]
 #if defined(PIN_IS_FLAG)
 #define PIN(by)   pin[0] = ((by) > 0)
@@ -116,6 +123,9 @@ proctype client(byte me) {
 #ifndef TOKENS_FIRST
                         STEP(want = tok);                       /* C2: any content may be the one wanted */
 #endif
+#ifndef GROUP_LATE
+                        STEP(USE);                              /* C2b */
+#endif
                         STEP(PIN(1));                           /* C3 */
 #ifndef NO_CFENCE
                         STEP(FENCE);                            /* C4 */
@@ -124,6 +134,9 @@ proctype client(byte me) {
                         STEP(again = word);                     /* C5 */
 #else
                         again = w;
+#endif
+#ifdef GROUP_LATE
+                        STEP(USE);
 #endif
                         if
                         :: again == w ->
@@ -179,7 +192,10 @@ proctype daemon() {
 #ifndef NO_SCAN
                 do                                              /* D4 */
                 :: i < NC ->
-                        pinned = pinned || (!REAPED(i) && PINNED(i));   /* D10 */
+                        if
+                        :: USED(i) -> pinned = pinned || (!REAPED(i) && PINNED(i))      /* D10 */
+                        :: else
+                        fi;
                         i++
                 :: else -> break
                 od;

@@ -44,6 +44,7 @@ wrong pins    NO_GEN
 wrong pins    NO_SCAN
 wrong pins    REAP_AT_EOF
 wrong pins    TOKENS_FIRST
+wrong pins    GROUP_LATE
 wrong pins    THREADS PIN_IS_FLAG
 wrong pins    THREADS PIN_NOT_ATOMIC
 hangs pins    NEVER_REAP

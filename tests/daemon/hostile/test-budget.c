@@ -38,6 +38,7 @@
 #include "ipc/base/sequence.h"
 #include "ipc/base/util.h"
 #include "tests/lib/peer.h"
+#include "tests/lib/pins.h"
 #include "tests/lib/sanitized.h"
 #include "tests/lib/yard.h"
 
@@ -594,6 +595,7 @@ static void *map_pins(struct peer_end *p) {
 
         if (at == MAP_FAILED)
                 die("a pin page cannot be mapped");
+        pins_everywhere(at);
         return at;
 }
 

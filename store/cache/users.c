@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which clients use which groups of blocks (KVD_GROUP_IDS), so that only their words are read. A
+ * client sets a bit in its page before it first pins a block of a group, and never clears it. The
+ * daemon remembers the bits that it has seen. So a look reads one word of each other client, whose
+ * lines stay in the caches, and nothing of an idle client's words, whose pages stay holes.
+ */
+
+#include "ipc/base/sys.h"
+#include "store/cache/inside.h"
+
+int users_open(struct space *space, uint32_t seats) {
+        struct users *u = &space->leaves.users;
+
+        u->words = DIV_UP(seats, 64);
+        u->groups = sys->calloc(seats, sizeof *u->groups);
+        u->present = sys->calloc(u->words, sizeof *u->present);
+        u->known = sys->calloc((size_t)DIV_UP(space->ix->capacity, KVD_GROUP_IDS) * u->words,
+                               sizeof *u->known);
+        return u->groups && u->present && u->known ? 0 : -ENOMEM;
+}
+
+void users_close(struct space *space) {
+        free(space->leaves.users.groups);
+        free(space->leaves.users.present);
+        free(space->leaves.users.known);
+}
+
+static uint64_t *known_of(const struct space *space, uint32_t id) {
+        return space->leaves.users.known + (size_t)(id / KVD_GROUP_IDS) * space->leaves.users.words;
+}
+
+void users_enter(const struct attachment *a) {
+        struct users *u = &a->space->leaves.users;
+
+        u->groups[a->seat] = a->groups;
+        u->present[a->seat / 64] |= UINT64_C(1) << a->seat % 64;
+}
+
+void users_leave(const struct attachment *a) {
+        struct users *u = &a->space->leaves.users;
+        uint32_t ids = a->space->ix->capacity;
+
+        u->present[a->seat / 64] &= ~(UINT64_C(1) << a->seat % 64);
+        for (uint64_t id = 0; id < ids; id += KVD_GROUP_IDS)
+                known_of(a->space, (uint32_t)id)[a->seat / 64] &= ~(UINT64_C(1) << a->seat % 64);
+}
+
+static bool group_used(shm_u64 *groups, uint32_t id) {
+        shm_u64 *word = kvd_group_word(groups, id);
+
+        return atomic_load_explicit(word, memory_order_seq_cst) & kvd_group_bit(id);
+}
+
+bool users_look(const struct space *space, uint32_t id) {
+        const struct users *u = &space->leaves.users;
+        uint64_t *known = known_of(space, id);
+        bool news = false;
+
+        for (uint32_t i = 0; i < DIV_UP(space->n_attachments, 64); i++)
+                for (uint64_t rest = u->present[i] & ~known[i]; rest; rest &= rest - 1)
+                        if (group_used(u->groups[i * 64 + (uint32_t)__builtin_ctzll(rest)], id)) {
+                                known[i] |= rest & -rest;
+                                news = true;
+                        }
+        return news;
+}
+
+struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a) {
+        const uint64_t *known = known_of(space, id);
+        uint32_t seat = a ? a->seat + 1 : 0;
+
+        for (uint32_t i = seat / 64; i < DIV_UP(space->n_attachments, 64); i++) {
+                uint64_t rest = known[i] & (i == seat / 64 ? UINT64_MAX << seat % 64 : UINT64_MAX);
+
+                if (rest)
+                        return space->attachments[i * 64 + (uint32_t)__builtin_ctzll(rest)];
+        }
+        return NULL;
+}
