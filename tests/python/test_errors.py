@@ -55,7 +55,7 @@ def test_another_geometry(space):
 def test_impossible_arguments(space):
     with raises(kvd.Invalid, "group"):
         space.lookup([1], 9)
-    with raises(ValueError, "dtype must be one of f32, f16, bf16, i8, q8, q4, not 'f64'"):
+    with raises(ValueError, "dtype must be one of f32, f16, bf16, i8, q8, q4, e4m3, e5m2, not 'f64'"):
         geometry("f64")
     with raises(ValueError, "kind must be one of causal, bidirectional"):
         space.daemon.space("other", geometry(), kind="acausal")

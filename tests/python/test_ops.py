@@ -74,7 +74,7 @@ def test_bfloat16_of_any_library(space):
 
 
 def test_mistakes_say_what_is_wrong(space):
-    with raises(TypeError, "keys must be of float32, float16, bfloat16, q8, q4, not int64"):
+    with raises(TypeError, "keys must be of float32, float16, bfloat16, q8, q4, e4m3, e5m2, not int64"):
         ops.keydiff_anchor(np.zeros((1, 2, 3), int))
     with raises(ValueError, "does not run"):
         ops.use("mmx")
