@@ -39,7 +39,6 @@ says '^ready: .*; degraded: reload$'
 kill -STOP "$daemon"
 kvctl 3 health
 complains 'answer'
-kvctl 3 health --alive
 kill -CONT "$daemon"
 kvctl 0 health
 
