@@ -3,7 +3,7 @@
 """Runs the containers of the chart's pod as a node would, with the chart's commands, configuration, folders, users and
 probes, and lets the daemon hang and die.
 
-    pod.py ROOT FOLDER      FOLDER: tools/container; $KVD and $KVCTL are the programs
+    pod.py ROOT FOLDER      FOLDER: tools/container; $KVD, $KVCTL and $KVLM are the programs, $KVLM_MODEL is kvlm's
 
 A container is a read-only root with the chart's mounts, a user without capabilities, and the environment of the chart. All
 of them are in namespaces of mounts and the network. It needs root. Not here: the seccomp profile, cgroups and user
@@ -89,8 +89,10 @@ class Node:
 
     def programs(self, at: Path) -> Path:
         at.mkdir()
-        for name in ("KVD", "KVCTL"):
+        for name in ("KVD", "KVCTL", "KVLM"):
             shutil.copy(os.environ[name], at)
+        shutil.copytree(os.environ["KVLM_MODEL"], at / "model")
+        (at / "prompt").write_text(" ".join(map(str, range(200))))
         return at
 
     def root(self, mounts: list[dict]) -> Path:
@@ -192,16 +194,29 @@ def prepare(node: Node) -> None:
         container["root"] = node.root(container["volumeMounts"])
 
 
+def engine_of(node: Node, kvd: Container, user: int, capabilities: list[str]) -> dict:
+    """A pod of its own that has the folder of the sockets, read-only, and no other volume of kvd's."""
+    return {"root": node.root([{"name": "sockets", "mountPath": "/run/kvd", "readOnly": True}]), "env": kvd.container["env"],
+            "securityContext": {"runAsUser": user, "capabilities": {"add": capabilities}}}
+
+
 def check_engines(node: Node, kvd: Container) -> None:
-    """Pods of engines, with the folder, read-only, and no more: of a user in the group, of one who is not, and of root, with
-    and without the capability that runtimes leave it."""
+    """Of a user in the group, of one who is not, and of root, with and without the capability that runtimes leave it."""
     group = node.pod["securityContext"]["runAsGroup"]
-    root = node.root([{"name": "sockets", "mountPath": "/run/kvd", "readOnly": True}])
     for user, groups, added, wanted in ((4001, (group,), [], 0), (4001, (), [], 3), (0, (), ["DAC_OVERRIDE"], 0), (0, (), [], 3)):
-        engine = {"root": root, "env": kvd.container["env"],
-                  "securityContext": {"runAsUser": user, "capabilities": {"add": added}}}
+        engine = engine_of(node, kvd, user, added)
         done = subprocess.run(node.command(engine, ["kvctl", "health"], groups), capture_output=True, text=True, cwd="/", check=False)
         expect(f"an engine of user {user} in {groups} with {added}: {done.stdout}{done.stderr}", done.returncode, wanted)
+
+    reused = []
+    for _ in range(2):
+        command = ["kvlm", "--model", "/image/model", "--text", "/image/prompt", "--max-tokens", "1", "--json", "--verify"]
+        done = subprocess.run(node.command(engine_of(node, kvd, 4001, []), command, (group,)), capture_output=True, text=True,
+                              cwd="/", check=False)
+        expect(f"kvlm's status: {done.stderr}", done.returncode, 0)
+        answer = json.loads(done.stdout)
+        reused.append(answer["reused_tokens"] * 2 > answer["prompt_tokens"])
+    expect("what each of two engines found", reused, [False, True])
 
 
 def check_pod(objects: list[dict], folder: Path) -> None:
