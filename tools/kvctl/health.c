@@ -87,8 +87,11 @@ int health_ask(struct kvctl *kvctl, struct health *ret) {
 int verb_health(struct kvctl *kvctl, struct answer *answer) {
         struct table *t = ANSWER_RECORD(answer, "health", columns);
         struct health health;
-        int r = t ? health_ask(kvctl, &health) : kvctl_out_of_memory(kvctl);
+        int r;
 
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        r = health_ask(kvctl, &health);
         if (r < 0)
                 return r;
         table_flag(t, health.serves);
