@@ -92,6 +92,13 @@ def good_manners(where):
     assert before["kvd_up", ()] == 1 and len(before) > 200, len(before)
     assert exchange(where, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n").endswith(b"\r\n\r\n")
     assert exchange(where, b"GET /metrics?x=1 HTTP/1.0\n\n").startswith(b"HTTP/1.1 200")
+    status, line = healthz(where)
+    assert status == b"200" and line.startswith(b"ready: kvd ") and f"(pid {pid})".encode() in line, (status, line)
+    assert exchange(where, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n").endswith(b"\r\n\r\n")
+    refused = exchange(where, b"DELETE /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 405") and b"\r\nAllow: GET, HEAD\r\n" in refused, refused
+    assert exchange(where, b"GET /healthz/x HTTP/1.1\r\nHost: x\r\n\r\n").endswith(
+        b"Metrics are at /metrics, health is at /healthz.\n")
     for request, status in ((b"GET / HTTP/1.1", b"404"), (b"POST /metrics HTTP/1.1", b"405"),
                             (b"GET /metrics FTP/1", b"400"), (b"GET /" + b"x" * 100000, b"414"),
                             (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100000, b"431")):
@@ -133,15 +140,24 @@ def bad_manners(server, where):
     raise SystemExit(f"{descriptors(server)} descriptors, {calm} before")
 
 
+def healthz(where):
+    """The status and the line of /healthz."""
+    head, _, body = exchange(where, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"Content-Type: text/plain; charset=utf-8\r\n" in head and body.count(b"\n") == 1, (head, body)
+    return head.split()[1], body
+
+
 def restart(where):
     """Kills kvd and starts another one in its place."""
     os.kill(pid, signal.SIGKILL)
     until_up(where, 0)
+    assert healthz(where)[0] == b"503" and b"no daemon at" in healthz(where)[1], healthz(where)
     gone = scrape(where)
     assert not any(name.startswith("kvd_space") for name, _ in gone), gone
     other = subprocess.Popen([kvd, "--private", folder, "--pool", "64M"], stderr=subprocess.DEVNULL)
     try:
         until_up(where, 1)
+        assert healthz(where)[0] == b"200", healthz(where)
     finally:
         other.terminate()
         other.wait(60)

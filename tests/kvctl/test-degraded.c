@@ -117,6 +117,18 @@ static bool says(const char *socket, const char *verb) {
         return says_of(now_tested, socket, verb);
 }
 
+/* exit status of kvctl health */
+static int health(const char *socket, const char *flag) {
+        char command[300];
+        int status;
+
+        snprintf(command, sizeof command, "KVD_SOCKET='%s' '%s' health %s", socket, getenv("KVCTL"),
+                 flag);
+        status = system(command);
+        ck_assert(WIFEXITED(status));
+        return WEXITSTATUS(status);
+}
+
 #define SHOWN(daemon) says((daemon).socket, "status")
 
 static bool is_gone_later(void) {
@@ -428,10 +440,14 @@ static void test_gpu_memory(void) {
 
         inproc_start(&it, HOST());
         ck_assert_int_eq(child_init(&child, &none, "", NULL), 0);
+        ck_assert_int_eq(health(it.in.socket, ""), 0);
         child_failed(&child, kvd_slice_of("no room"));
         ck_assert(SHOWN(it.in));
+        ck_assert_int_eq(health(it.in.socket, ""), 1);
+        ck_assert_int_eq(health(it.in.socket, "--alive"), 0);
         child_worked(&child);
         ck_assert(!SHOWN(it.in));
+        ck_assert_int_eq(health(it.in.socket, ""), 0);
         child_clear(&child);
         inproc_stop(&it);
 }
@@ -458,6 +474,7 @@ static void test_file_tier(void) {
         snprintf(setting, sizeof setting, "daemon.file=%s", path);
         inproc_start(&it, HOST(setting, "daemon.file_size=64M"));
         WAIT_UNTIL(SHOWN(it.in));
+        ck_assert_int_eq(health(it.in.socket, ""), 0); /* the pool is there */
         inproc_stop(&it);
         unlink(path);
 }

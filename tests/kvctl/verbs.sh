@@ -67,7 +67,7 @@ assert sum(s["blocks"] for s in d["states"] if s["held"]) == 26, d["states"]
 EOS
 
 # the same for programs
-for verb in ping status spaces clients methods 'profile forget llama' 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
+for verb in ping health status spaces clients methods 'profile forget llama' 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
         'top -n 2 --watch 0.1' 'blocks --watch 0.1 --rows 2'; do
         case $verb in
         *'--rows 2') continue ;; # has no end of its own: terminal.sh

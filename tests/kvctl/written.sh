@@ -16,7 +16,7 @@ full() {
 for verb in $("$KVCTL" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p'); do
         full "$KVCTL" "$verb" --help
 done
-for verb in status ping spaces clients domain blocks prefixes stat methods metrics check dump proto trace --help --version doctor \
+for verb in status ping health spaces clients domain blocks prefixes stat methods metrics check dump proto trace --help --version doctor \
         'top --batch -n 1' 'status --json' 'stat --watch 0.1' 'completion bash' \
         'metrics --listen 127.0.0.1:0' 'space create full --layers 1 --kv-heads 1 --head-dim 8 --vocab 10 --dtype f32'; do
         # shellcheck disable=SC2086 # words

@@ -70,22 +70,29 @@ fresh_boot "$tmp/root" 900
 expect "under systemd" "$?" 0
 cat "$tmp/root/look.log"
 
-# Runs the steps of the container's recipe in the same root, without a container engine.
-recipe=$root/tools/container/Containerfile
+# Runs the steps of the container's recipe that make the image in the same root, without a container engine: those of its
+# stage "runtime", the list of what is installed, and the last stage's start.
+container=$root/tools/container
 mkdir "$tmp/root/packages"
-cp "$packages"/*.deb "$tmp/root/packages"
+cp "$packages"/kvd_*.deb "$packages"/kvctl_*.deb "$tmp/root/packages"
+cp "$container/sbom" "$tmp/root/sbom"
 cp -L /etc/resolv.conf "$tmp/root/etc/resolv.conf"
+last() { sed -n "s/^$1 //p" "$container/Containerfile" | tail -n 1; }
 {
         echo set -e
-        sed -n 's/^RUN //p; s/^ENV /export /p' "$recipe"
-        sed -n 's/^ENTRYPOINT \[\(.*\)\]/\1 --pool 64M \&/p' "$recipe" | tr -d '",'
+        awk '/^FROM/ { on = / AS runtime$/ } on && sub(/^RUN /, "")' "$container/Containerfile"
+        echo 'sh /sbom >/kvd.spdx.json'
+        echo "export $(last ENV)"
+        echo "as='setpriv --reuid $(last USER | sed 's/:/ --regid /') --clear-groups --bounding-set=-all --inh-caps=-all --no-new-privs'"
+        echo "\$as $(last ENTRYPOINT | tr -d '[],"') --pool 64M &"
         # shellcheck disable=SC2016
-        echo 'for _ in $(seq 600); do kvctl ping 2>/dev/null && break; sleep 0.1; done'
+        echo 'for _ in $(seq 600); do $as kvctl health 2>/dev/null && break; sleep 0.1; done'
         echo 'kill %1; wait %1'
 } >"$tmp/root/container.sh"
 unshare --pid --fork --kill-child --mount-proc="$tmp/root/proc" chroot "$tmp/root" /usr/bin/env -i \
         PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive bash /container.sh >"$tmp/container.log" 2>&1
 expect "the container's recipe" $? 0
-expect "kvd serves in it" "$(grep -c '^kvd .* answered in ' "$tmp/container.log")" 1
+expect "kvd serves in it" "$(grep -c '^ready: kvd ' "$tmp/container.log")" 1
+expect "its list of packages has kvd" "$(grep -c '"name": "kv\(d\|ctl\)", "versionInfo"' "$tmp/root/kvd.spdx.json")" 2
 [ "$failed" = 0 ] || tail -n 20 "$tmp/container.log"
 exit $failed

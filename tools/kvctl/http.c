@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "tools/kvctl/health.h"
 #include "tools/kvctl/listen.h"
 #include "tools/kvctl/metrics.h"
 
@@ -31,6 +32,7 @@ struct places {
 #define OPENMETRICS "application/openmetrics-text"
 #define OPENMETRICS_TYPE OPENMETRICS "; version=1.0.0; charset=utf-8"
 #define PLAIN_TYPE "text/plain; version=0.0.4; charset=utf-8"
+#define TEXT_TYPE "text/plain; charset=utf-8"
 
 static enum MHD_Result respond(struct MHD_Connection *c, unsigned status, const char *type,
                                struct MHD_Response *response) {
@@ -48,7 +50,7 @@ static enum MHD_Result respond(struct MHD_Connection *c, unsigned status, const 
 }
 
 static enum MHD_Result say(struct MHD_Connection *c, unsigned status, char *text) {
-        return respond(c, status, "text/plain; charset=utf-8",
+        return respond(c, status, TEXT_TYPE,
                        MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_PERSISTENT));
 }
 
@@ -79,14 +81,28 @@ static enum MHD_Result answer_metrics(struct kvctl *kvctl, struct MHD_Connection
                        MHD_create_response_from_buffer(size, text, MHD_RESPMEM_MUST_FREE));
 }
 
+/* The line of kvctl health. */
+static enum MHD_Result answer_health(struct kvctl *kvctl, struct MHD_Connection *c) {
+        struct health health;
+        int r = health_ask(kvctl, &health);
+        char text[sizeof health.line + 1];
+
+        snprintf(text, sizeof text, "%s\n", r < 0 ? kvctl->why.line : health.line);
+        return respond(c, r == 0 && health.serves ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
+                       TEXT_TYPE,
+                       MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_COPY));
+}
+
 static enum MHD_Result on_request(void *kvctl, struct MHD_Connection *c, const char *path,
                                   const char *method, const char *version, const char *data,
                                   size_t *size, void **request) {
         if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
                 return say(c, MHD_HTTP_METHOD_NOT_ALLOWED, "Only GET and HEAD.\n");
-        if (strcmp(path, "/metrics") != 0)
-                return say(c, MHD_HTTP_NOT_FOUND, "Metrics are at /metrics.\n");
-        return answer_metrics(kvctl, c);
+        if (strcmp(path, "/metrics") == 0)
+                return answer_metrics(kvctl, c);
+        if (strcmp(path, "/healthz") == 0)
+                return answer_health(kvctl, c);
+        return say(c, MHD_HTTP_NOT_FOUND, "Metrics are at /metrics, health is at /healthz.\n");
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */

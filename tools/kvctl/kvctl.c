@@ -79,6 +79,10 @@ static const char *stated_user(const struct kvctl *kvctl) {
         return args_has(&kvctl->args, FLAG_SERVER_USER) ? kvctl->args.text[FLAG_SERVER_USER] : NULL;
 }
 
+static uint64_t deadline(const struct kvctl *kvctl) {
+        return kvctl->deadline_ns ?: deadline_from_now();
+}
+
 static int connect_once(struct kvctl *kvctl) {
         struct server_user user;
         int r;
@@ -88,7 +92,7 @@ static int connect_once(struct kvctl *kvctl) {
         r = server_user_find(stated_user(kvctl), &user);
         if (r < 0)
                 return kvctl_fail(kvctl, KVCTL_USAGE, r, "%s", kvd_error());
-        r = conn_open_by(socket_path(kvctl), &user, "kvctl", deadline_from_now(), &kvctl->conn);
+        r = conn_open_by(socket_path(kvctl), &user, "kvctl", deadline(kvctl), &kvctl->conn);
         return r < 0 ? no_daemon(kvctl, r) : check_domain(kvctl);
 }
 
@@ -102,7 +106,7 @@ int kvctl_call_fds(struct kvctl *kvctl, uint32_t number, const void *request, vo
 
         if (r < 0)
                 return r;
-        r = conn_call_by(kvctl->conn, deadline_from_now(), number, request, reply, fds);
+        r = conn_call_by(kvctl->conn, deadline(kvctl), number, request, reply, fds);
         if (r >= 0)
                 return 0;
         if (!is_lost(r))

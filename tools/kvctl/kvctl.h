@@ -27,6 +27,7 @@ struct kvctl {
         struct args args;
         struct screen screen;
         struct conn *conn;                   /* NULL until the first request */
+        uint64_t deadline_ns;                /* of several requests together; 0: one for each */
         uint64_t pictures;                   /* shown so far, by --watch and top */
         struct top *top;                     /* owned; NULL for other verbs */
         struct tier_work tiers[KVCTL_TIERS]; /* as of the previous picture */
