@@ -142,7 +142,7 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, quarantine_ms),
          .text = "Milliseconds for which the GPU work of a process that has ended may still write; "
                  "until then, its blocks are not reused."},
-        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true,
+        {"max_clients", SETTING_COUNT, "512", .low = 1, .high = 4096, .fixed = true,
          .offset = offsetof(struct config, max_clients),
          .text = "Maximum number of connections; root and admins may have four more."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096,
