@@ -99,10 +99,10 @@ KERNEL void multiply(lanes *acc, const uint8_t *const *keys, int n, const float 
 }
 
 /* Keys that are used together. They take registers beside the sums, most of all with one query. */
-KERNEL int keys_together(int rows) {
+KERNEL int keys_together(int rows, enum kvd_number type) {
         int n = MIN(KVD_LANES / rows, TILE / MIN(rows, ATTEND_ROWS));
 
-        return rows == 1 ? n / 2 : n;
+        return rows == 1 && (TILE > 4 || type != KVD_NUMBER_F32) ? n / 2 : n;
 }
 
 /* Computes 16 scores: rows queries with 16 / rows keys. */
@@ -110,7 +110,7 @@ KERNEL void score_tile(float *to, size_t ld, const uint8_t *const *keys,
                        const uint8_t *const *ahead, uint32_t n, const float *q, uint32_t dim,
                        enum kvd_number type, int rows) {
         size_t width = kvd_attend_sum(dim);
-        int wide = KVD_LANES / rows, part = keys_together(rows);
+        int wide = KVD_LANES / rows, part = keys_together(rows, type);
         float scores[KVD_LANES];
         lanes products[KVD_LANES], some[TILE];
 

@@ -451,12 +451,15 @@ static bool fold_piece(struct attachment *a) {
                 return false;
         a->fold = attachment_words_from(a, a->fold);
         end = MIN(a->fold + FOLD_LOOKS, ids);
-        for (; a->fold < end && warms; a->fold++)
-                if (space->blocks[a->fold].state == KVD_SEALED &&
+        for (; a->fold < end && warms; a->fold++) {
+                if (a->fold % KVD_GROUP_IDS == 0)
+                        a->fold = attachment_words_from(a, a->fold);
+                if (a->fold < end && space->blocks[a->fold].state == KVD_SEALED &&
                     atomic_load_explicit(&a->words[a->fold].touch, memory_order_relaxed)) {
                         block_warm(a, a->fold);
                         warms--;
                 }
+        }
         return true;
 }
 
@@ -528,9 +531,12 @@ uint32_t attachment_pins(const struct attachment *a, uint32_t *cursor, uint32_t 
         uint32_t ids = space_ids(a->space), id = MIN(attachment_words_from(a, *cursor), ids),
                  end = id + MIN(ids - id, PINS_PIECE), found = 0;
 
-        for (; id < end && found < n; id++)
-                if (atomic_load_explicit(&a->words[id].pins, memory_order_relaxed))
+        for (; id < end && found < n; id++) {
+                if (id % KVD_GROUP_IDS == 0)
+                        id = attachment_words_from(a, id);
+                if (id < end && atomic_load_explicit(&a->words[id].pins, memory_order_relaxed))
                         ret[found++] = id;
+        }
         *cursor = id < ids ? id : 0;
         return found;
 }

@@ -204,6 +204,10 @@ static bool look_through(struct space *space, struct attachment *a) {
                 look->id = attachment_words_from(a, look->id);
         stop = MIN(ids, look->id + PIECE);
         for (; look->id < stop && marks; look->id++) {
+                if (look->id % KVD_GROUP_IDS == 0)
+                        look->id = attachment_words_from(a, look->id);
+                if (look->id >= stop)
+                        break;
                 if (!atomic_load_explicit(&a->words[look->id].pins, memory_order_relaxed))
                         continue;
                 a->look.pinned++;

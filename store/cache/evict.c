@@ -57,9 +57,12 @@ static void spend(uint32_t *reads, uint32_t n) {
         *reads -= MIN(*reads, n);
 }
 
-/* Reads of a look at all clients' groups: 8 of them cost as much as one that misses the caches. */
+/*
+ * Reads of a look at all clients' groups, whose lines are in the caches, unless clients write to
+ * them all the time.
+ */
 static uint32_t look_reads(const struct space *space) {
-        return 1 + space->n_attachments / 8;
+        return 1 + space->n_attachments / 2;
 }
 
 /*
@@ -68,12 +71,9 @@ static uint32_t look_reads(const struct space *space) {
  */
 static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
         struct block *b = &space->blocks[id];
-        const struct attachment *first = b->pinned_by < space->n_attachments ?
-                                                 space->attachments[b->pinned_by] :
-                                                 NULL;
 
         spend(reads, 1);
-        if (first && pins(first, id))
+        if (users_have(space, id, b->pinned_by) && pins(space->attachments[b->pinned_by], id))
                 return true;
         for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
                 spend(reads, 1);
@@ -182,6 +182,16 @@ static const struct policy {
 
 static const struct policy *policy_of(const struct space *space) {
         return &policies[space->ix->policy];
+}
+
+/* Where the methods decide, other words of the clients that use the block are read, too. */
+static uint32_t worth_reads(const struct space *space, uint32_t id) {
+        uint32_t n = 0;
+
+        for (struct attachment *a = NULL;
+             policy_of(space)->by_worth && (a = users_next(space, id, a));)
+                n++;
+        return n;
 }
 
 bool policy_goes_by_worth(uint32_t policy) {
@@ -457,18 +467,24 @@ static void leave_lists(struct space *space, uint32_t id) {
         b->poisoned = false;
 }
 
+/* D4. False also if other clients turn out to use the block's group: times of use are to be read. */
+static bool is_left_alone(struct space *space, uint32_t id) {
+        uint32_t reads = space->n_attachments;
+        bool news = users_look(space, id);
+
+        return !scan_pins(space, id, &reads) && !news;
+}
+
 /*
  * D2 to D6 of the protocol above, for a leaf that seemed unused. Its pins were just read, so
- * reading them again costs next to nothing. False also if another client turns out to use its
- * group, whose time of use is not known yet.
+ * reading them again costs next to nothing.
  */
 static bool retire(struct space *space, uint32_t id) {
-        uint32_t generation = block_generation(space, id), again = space->n_attachments;
+        uint32_t generation = block_generation(space, id);
 
         block_set_state(space, id, KVD_RETIRING, generation);
-        if (users_look(space, id) || scan_pins(space, id, &again)) { /* D4 */
+        if (!is_left_alone(space, id)) {
                 block_set_state(space, id, KVD_SEALED, generation);
-                space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 return false;
         }
         index_leave(space, id);
@@ -480,14 +496,14 @@ static bool retire(struct space *space, uint32_t id) {
 
 /*
  * Evicts a leaf unless it is in use. Pins are looked at before its word changes, too: clients that
- * pin it should not see it RETIRING again and again.
+ * pin it should not see it RETIRING again and again. (In try_coldest, a client can see that once for
+ * each group, if it began to use it after the last look.)
  */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
-        if (block_in_use(space, id, reads)) {
-                space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
-                return false;
-        }
-        return retire(space, id);
+        if (!block_in_use(space, id, reads) && retire(space, id))
+                return true;
+        space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
+        return false;
 }
 
 /* If the block was used since it got its stamp, updates the stamp and lets it sink. */
@@ -526,12 +542,12 @@ static void shelve(struct arena *arena, uint32_t id) {
 static bool try_coldest(struct space *space, struct arena *arena, uint32_t *reads) {
         uint32_t id = arena->heap[0];
 
-        spend(reads, look_reads(space));
         if (seems_in_use(space, id, reads)) {
                 space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 shelve(arena, id);
                 return false;
         }
+        spend(reads, look_reads(space) + worth_reads(space, id));
         if (warmed_up(space, id))
                 return false;
         space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
@@ -553,7 +569,7 @@ static void look_again(struct space *space, struct arena *arena, uint32_t *reads
         }
         shelf_remove(arena, space->blocks[id].heap - 1);
         heap_add(arena, id);
-        spend(reads, look_reads(space));
+        spend(reads, look_reads(space) + worth_reads(space, id));
         block_restamp(space, id);
         shelf->in_vain = 0;
 }

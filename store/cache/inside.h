@@ -121,7 +121,8 @@ void users_enter(const struct attachment *a);
 void users_leave(const struct attachment *a);
 /* finds out which clients use the block's group now; true: others than those of the last look, too */
 bool users_look(const struct space *space, uint32_t id);
-/* of those that the last look found: the first after a, or after NULL; NULL: there are no more */
+/* of those that the last look found: whether that seat's is one, and the first after a, or after NULL; NULL: there are no more */
+bool users_have(const struct space *space, uint32_t id, uint32_t seat);
 struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a);
 
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);

@@ -67,6 +67,10 @@ bool users_look(const struct space *space, uint32_t id) {
         return news;
 }
 
+bool users_have(const struct space *space, uint32_t id, uint32_t seat) {
+        return known_of(space, id)[seat / 64] >> seat % 64 & 1;
+}
+
 struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a) {
         const uint64_t *known = known_of(space, id);
         uint32_t seat = a ? a->seat + 1 : 0;

@@ -34,7 +34,6 @@ double block_worth(const struct space *space, uint32_t id) {
         struct kvd_use most = {0};
         double mass, hits, keydiff;
 
-        users_look(space, id);
         for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
                 struct kvd_use use = {0};
 

@@ -238,6 +238,10 @@ def test_processes_share_the_bytes(_space):
 def test_results_are_tensors_of_the_caller(_space):
     if not torch:
         return
+    with raises(TypeError, "kind 11"):
+        ops.keydiff_anchor(torch.zeros(1, 2, DIM).to(torch.float8_e4m3fnuz))
+    with raises(TypeError, "kvd.ops.Quantised"):
+        ops.keydiff_anchor(np.zeros((1, 2, DIM), "V1"))
     x = torch.randn(2, 9, DIM)
     for dtype, name in (torch.float8_e4m3fn, "e4m3"), (torch.float8_e5m2, "e5m2"):
         short = x.to(dtype)

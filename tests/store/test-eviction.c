@@ -36,7 +36,9 @@ static void open_store(void) {
         ck_assert_int_eq(store_domain(store, &d, &domain), 0);
 }
 
-static struct space *make_space(uint64_t max_blocks) {
+static const uint32_t policies[] = {KVD_policy_lru, KVD_policy_priority};
+
+static struct space *make_space_of(uint64_t max_blocks, uint32_t policy) {
         struct space_spec spec = {.geometry = {.layers = 1,
                                                .kv_heads = 1,
                                                .head_dim = 8,
@@ -44,7 +46,7 @@ static struct space *make_space(uint64_t max_blocks) {
                                                .dtype = KVD_dtype_i8,
                                                .vocab = UINT32_MAX},
                                   .name = "s",
-                                  .options = {.max_blocks = max_blocks}};
+                                  .options = {.max_blocks = max_blocks, .policy = policy}};
         struct space *space;
         bool created;
 
@@ -52,6 +54,10 @@ static struct space *make_space(uint64_t max_blocks) {
                       store_why(store));
         ck_assert_uint_eq(space_index(space)->block_bytes, BLOCK);
         return space;
+}
+
+static struct space *make_space(uint64_t max_blocks) {
+        return make_space_of(max_blocks, KVD_policy_lru);
 }
 
 /* Seals n blocks, each a chain of its own, with consecutive tokens of `tokens`. */
@@ -351,11 +357,12 @@ static off_t first_words(const struct attachment *a) {
 /* Eviction once read the words of each client, which gave memory to pages that were never written. */
 START_TEST(words_of_idle_clients_are_not_read) {
         struct space *space = make_space(GROUP);
-        struct attachment *a = fixture_attach(space), *idle[3];
+        struct attachment *idle[3], *a;
         kvd_ref refs[GROUP], more[GROUP];
 
         for (int i = 0; i < 3; i++)
                 idle[i] = idle_client(space);
+        a = fixture_attach(space);
         fill_space(a, refs);
         ck_assert_int_eq(space_allocate(a, GROUP / 2, more), GROUP / 2);
         for (int i = 0; i < 3; i++)
@@ -365,9 +372,32 @@ START_TEST(words_of_idle_clients_are_not_read) {
 }
 END_TEST
 
+/* Rounds through the pins read them in pieces, which have many groups. */
+START_TEST(rounds_skip_unused_groups) {
+        struct space *space = make_space(0);
+        struct attachment *a = idle_client(space);
+        uint32_t far = 20 * KVD_GROUP_IDS, cursor = 0, ids[8];
+        kvd_ref refs[GROUP];
+
+        fill_space(a, refs);
+        kvd_group_use(a->groups, 0);
+        kvd_group_use(a->groups, far);
+        a->words[0].pins = a->words[far].pins = 1;
+        do
+                attachment_pins(a, &cursor, ids, ARRAY_SIZE(ids));
+        while (cursor);
+        available_round(space);
+        while (available_look(space))
+                ;
+        ck_assert_int_eq(first_words(a), KVD_PINS_OFF);
+        ck_assert_int_eq(lseek(attachment_pin_fd(a), KVD_PINS_OFF + 4096, SEEK_DATA),
+                         KVD_PINS_OFF + (off_t)far * 8);
+}
+END_TEST
+
 /* The daemon remembers who uses a group. A new user's pins and times of use count at once. */
 START_TEST(the_first_use_of_a_group_counts) {
-        struct space *space = make_space(GROUP);
+        struct space *space = make_space_of(GROUP, policies[_i]);
         struct attachment *a = fixture_attach(space), *pins = idle_client(space),
                           *touches = idle_client(space);
         kvd_ref refs[GROUP], more[2];
@@ -376,11 +406,11 @@ START_TEST(the_first_use_of_a_group_counts) {
         ck_assert_int_eq(space_allocate(a, 1, more), 1);
         ck_assert_uint_eq(kvd_ref_id(more[0]), kvd_ref_id(refs[0]));
         space->clock++;
-        for (uint32_t i = 1; i < GROUP / 2; i++) {
+        for (uint32_t i = GROUP / 2; i < GROUP - 2; i++) {
                 kvd_group_use(pins->groups, kvd_ref_id(refs[i]));
                 pins->words[kvd_ref_id(refs[i])].pins = 1;
         }
-        for (uint32_t i = GROUP / 2; i < GROUP - 2; i++) {
+        for (uint32_t i = 1; i < GROUP / 2; i++) {
                 kvd_group_use(touches->groups, kvd_ref_id(refs[i]));
                 touches->words[kvd_ref_id(refs[i])].touch = (uint32_t)space->clock;
         }
@@ -461,5 +491,6 @@ SUITE("eviction", FIXTURE(open_store, fixture_close),
                                        a_full_index_holds_all_its_blocks)),
       TESTS(a_forest_of_pins_is_searched_in_pieces, evictions_among_many_clients_come_in_pieces,
             evicting_a_chain_skips_its_pinned_leaves, words_of_idle_clients_are_not_read,
-            the_first_use_of_a_group_counts, an_ended_client_uses_no_group),
+            rounds_skip_unused_groups, an_ended_client_uses_no_group),
+      LOOPS(ARRAY_SIZE(policies), the_first_use_of_a_group_counts),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

@@ -284,6 +284,8 @@ class Tensor:
         """numpy has no bfloat16: that of ml_dtypes appears as a void of two bytes, as does a view of type "V2"."""
         kind, size = it["typestr"][1], int(it["typestr"][2:])
         self.size = size
+        if size == 1 and kind not in "biu":     # of ml_dtypes, which names none of them there
+            raise TypeError(f"{self.name}: pass numbers of 8 bits as kvd.ops.Quantised(x.view('uint8'), 'e4m3', dim)")
         if it["typestr"][0] == (">" if sys.byteorder == "little" else "<"):
             raise TypeError(f"{self.name} has the wrong byte order")
         self.dtype = "bfloat16" if (kind, size) == ("V", 2) else np.dtype(it["typestr"]).name
@@ -298,6 +300,8 @@ class Tensor:
         it = _DLTensor.from_address(_pointer_of(capsule, b"dltensor") or 0)
         if it.lanes != 1:
             raise BufferError(f"elements of {it.lanes} numbers are not supported")
+        if it.code not in _BYTES and it.code not in _KINDS:
+            raise BufferError(f"numbers of DLPack's kind {it.code} are not supported")
         self.dtype = _BYTES.get(it.code) or f"{_KINDS[it.code]}{it.bits}"
         self.device = it.device, it.ordinal
         self.size = it.bits // 8

@@ -131,6 +131,7 @@ ROWS = [
       [("retire", "slot", 2), ("look at group", "group", "group")]],
      lambda r: r["own"] == 1 and r["slot"] == 1 and r["group"] == 0,
      ["use a group", "look at own group", "C5", "retire", "look at group"]),
+    dekker("a group's first pin and a new daemon (C2b, C5, D11)", "use a group", "served", "D11", "look at group", 2),
     dekker("a pin and a new daemon (C5, D11)", "pin", "served", "D11", "scan", 2),
     giving_back("a pinned block", "unpin", "scan", 1, -1),
     giving_back("what an old client had pinned", "leave", "look at left", 0, 1),

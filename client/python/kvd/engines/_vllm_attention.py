@@ -148,9 +148,10 @@ class Attention(CPUAttentionBackendImpl):
         planes, n = self._place(kv_cache), min(len(slot_mapping), len(key))
         slots, states = slot_mapping[:n], torch.stack([key[:n], value[:n]], 1)
         if self.bytes:
-            scales, most = torch.tensor(_scales(layer)).view(2, 1, 1), torch.finfo(self.bytes).max
-            states = (states / scales).clamp(-most, most).to(self.bytes).view(torch.uint8)
-        states = states.to(planes.dtype)
+            scales, most = torch.tensor(_scales(layer), dtype=torch.float32).view(2, 1, 1), torch.finfo(self.bytes).max
+            states = (states / scales).clamp(-most, most).to(self.bytes).view(planes.dtype)
+        else:
+            states = states.to(planes.dtype)
         if n and int(slots.min()) < 0:          # padding
             states, slots = states[slots >= 0], slots[slots >= 0]
         size = planes.shape[3]

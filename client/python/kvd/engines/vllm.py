@@ -47,7 +47,8 @@ in kvctl spaces):
     kvctl space set SPACE kvreviver=on kvreviver.budget=0.1
     kvctl space set SPACE hshare=on
 
-Caches may be fp8 (--kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2), not otherwise quantised.
+Caches may be fp8 (--kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2; vLLM needs AVX-512 and heads of a multiple of 32 for them), not
+otherwise quantised.
 
 KeyDiff: requests that may exceed the budget keep so many tokens of each layer and head, reduced after each step: for long
 prompts, set --max-num-batched-tokens low. KVReviver: when its prompt is computed, most of a request's blocks leave the pool,
