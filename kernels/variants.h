@@ -60,4 +60,7 @@ KVD_ROWS_OF(neon)
 #define EXP_C0 5.0000001201e-1f
 #define EXP_ONE 0x3f800000u
 
+/* Signs around the transform of quantised keys (kernels/turn.h): the bits of pi. Bit i is number i's. */
+#define TURN_SIGNS UINT64_C(0x243f6a8885a308d3)
+
 #endif

@@ -156,7 +156,15 @@ static __device__ __forceinline__ float warp_sum(float x) {
 }
 
 /* Element types in memory; the numbers are those of enum kvd_number (kernels/ops.h). */
-enum number { NUMBER_F32 = 1, NUMBER_F16 = 2, NUMBER_BF16 = 3 };
+enum number {
+        NUMBER_F32 = 1,
+        NUMBER_F16 = 2,
+        NUMBER_BF16 = 3,
+        NUMBER_Q8 = 5, /* those of less than 16 bits: narrow.cuh */
+        NUMBER_Q4 = 6,
+        NUMBER_E4M3 = 7,
+        NUMBER_E5M2 = 8,
+};
 
 template <int NUMBER> struct element;
 template <> struct element<NUMBER_F32> {
