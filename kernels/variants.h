@@ -7,7 +7,11 @@
 #include "kernels/ops.h"
 
 /* For tiles: with constant sizes and full inlining, the accumulators stay in registers. */
+#ifdef __CUDACC__
+#define KERNEL static __device__ __forceinline__
+#else
 #define KERNEL static inline __attribute__((always_inline))
+#endif
 
 extern const struct kvd_ops kvd_ops_scalar;
 #if defined(__x86_64__)

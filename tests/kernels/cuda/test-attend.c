@@ -318,7 +318,7 @@ START_TEST(orders_of_threads_make_no_difference) {
 END_TEST
 
 START_TEST(results_do_not_depend_on_the_others) {
-        for (uint32_t number = F32; number <= BF16; number++) {
+        for (uint32_t number = F32; number <= E5M2; number = number == BF16 ? Q8 : number + 1) {
                 attend_check_alone((struct attend_case){.number = number,
                                                         .dim = 64,
                                                         .group = 5,
