@@ -220,7 +220,7 @@ static int send_blocks(struct device_packing *d, struct gpu *gpu) {
 }
 
 int pack_on_device(struct packing *p) {
-        struct gpu *gpu = device_kernels(p->task->device);
+        struct gpu *gpu = p->n_scores ? device_kernels(p->task->device) : task_kernels(p->task);
         struct device_packing d = {.p = p};
         int r = gpu ? begin(&d) : -ENOSYS;
 

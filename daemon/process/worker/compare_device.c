@@ -229,7 +229,7 @@ static int run_pairs(struct pairs *p, struct gpu *gpu) {
 /* ---- the jobs -------------------------------------------------------------------------------- */
 
 static int measure(struct pairs *p, pair_namer *all) {
-        struct gpu *gpu = device_kernels(p->c->task->device);
+        struct gpu *gpu = task_kernels(p->c->task);
         int r = gpu ? find_pairs(p, all) : -ENOSYS;
 
         if (r == 0 && p->n_angles)
