@@ -164,6 +164,7 @@ enum number {
         NUMBER_Q4 = 6,
         NUMBER_E4M3 = 7,
         NUMBER_E5M2 = 8,
+        NUMBER_NARROW, /* any of these: as floats, which is done when rows are loaded */
 };
 
 template <int NUMBER> struct element;
@@ -172,6 +173,7 @@ template <> struct element<NUMBER_F32> {
         static __device__ __forceinline__ float wide(float x) { return x; }
         static __device__ __forceinline__ float narrow(float x) { return x; }
 };
+template <> struct element<NUMBER_NARROW> : element<NUMBER_F32> {};
 template <> struct element<NUMBER_F16> {
         typedef uint16_t type;
         static __device__ __forceinline__ float wide(uint16_t x) { return f16_to_float(x); }
@@ -192,7 +194,7 @@ template <int NUMBER> struct vector {
 
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                        if (NUMBER == NUMBER_F32) {
+                        if (N == 4) {
                                 to[i] = __uint_as_float(words[i]);
                         } else if (NUMBER == NUMBER_F16) {
                                 to[2 * i] = f16_to_float((uint16_t)words[i]);

@@ -53,6 +53,26 @@ static __device__ __forceinline__ float row_number(const uint8_t *row, uint32_t 
                         reinterpret_cast<const typename element<NUMBER>::type *>(row)[d]);
 }
 
+/* The same of a type of less than 16 bits. */
+static __device__ __forceinline__ float narrow_number(const uint8_t *row, uint32_t d, uint32_t dim,
+                                                      uint32_t number) {
+        return number == NUMBER_Q8   ? row_number<NUMBER_Q8>(row, d, dim)
+               : number == NUMBER_Q4 ? row_number<NUMBER_Q4>(row, d, dim)
+               : number == NUMBER_E4M3 ? row_number<NUMBER_E4M3>(row, d, dim)
+                                       : row_number<NUMBER_E5M2>(row, d, dim);
+}
+
+/* Elements i to i + 3 of such a row, as floats; zeros from end on. */
+static __device__ __forceinline__ uint4 load_narrow(const uint8_t *row, uint32_t i, uint32_t end,
+                                                    uint32_t dim, uint32_t number) {
+        uint32_t words[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+                words[k] = i + k < end ? __float_as_uint(narrow_number(row, i + k, dim, number)) : 0;
+        return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 /* ---- the transform --------------------------------------------------------------------------- */
 
 /* The base-2 logarithm of the size of the part that number i of a group of n belongs to. */
@@ -89,6 +109,19 @@ static __device__ __forceinline__ void turn_group(float *low, float *high, uint3
         x = n == KVD_GROUP ? sum : x;
         *low = with_sign(x * (1.0f / sqrtf((float)(1u << of_low))), lane, of_low);
         *high = with_sign(y * (1.0f / sqrtf((float)(1u << of_high))), lane + 32, of_high);
+}
+
+/* Transforms a row in a warp's shared memory, which has room for whole groups. */
+static __device__ __forceinline__ void turn_row(float *row, uint32_t dim) {
+        __syncwarp();
+        for (uint32_t d = 0; d < dim; d += KVD_GROUP) {
+                float low = row[d + lane_id()], high = row[d + 32 + lane_id()];
+
+                turn_group(&low, &high, min(dim - d, KVD_GROUP));
+                row[d + lane_id()] = low;
+                row[d + 32 + lane_id()] = high;
+        }
+        __syncwarp();
 }
 
 #endif

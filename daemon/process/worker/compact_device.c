@@ -195,17 +195,10 @@ static int clear(const struct packing *p) {
         return r;
 }
 
-/* What the kernel that moves tokens cannot do, the processor can. */
-static bool can_move(const struct shape *s) {
-        return s->row % 2 == 0;
-}
-
 static int begin(struct device_packing *d) {
         const struct packing *p = d->p;
-        int r = can_move(&p->task->shape) ? 0 : -ENOSYS;
+        int r = p->n_scores ? 0 : anchor_find(&d->anchor, p->task);
 
-        if (r == 0 && !p->n_scores)
-                r = anchor_find(&d->anchor, p->task);
         if (r == 0)
                 r = make_rooms(d);
         if (r == 0)
@@ -220,7 +213,7 @@ static int send_blocks(struct device_packing *d, struct gpu *gpu) {
 }
 
 int pack_on_device(struct packing *p) {
-        struct gpu *gpu = p->n_scores ? device_kernels(p->task->device) : task_kernels(p->task);
+        struct gpu *gpu = device_kernels(p->task->device);
         struct device_packing d = {.p = p};
         int r = gpu ? begin(&d) : -ENOSYS;
 

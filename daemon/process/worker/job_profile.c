@@ -155,7 +155,7 @@ static int begin_on_device(struct profile *p) {
         uint64_t tokens = (uint64_t)per_launch(p) * p->task->shape.tokens;
         cu_address room;
 
-        p->gpu = task_kernels(p->task);
+        p->gpu = device_kernels(device);
         if (!p->gpu)
                 return -ENOSYS;
         lay_out(p, 0);

@@ -294,7 +294,7 @@ static int score_all(struct device_scores *d, struct gpu *gpu) {
 /* -ENOSYS: the GPU cannot do it, and nothing was done. */
 static int score_on_device(struct task *task) {
         struct device_scores d = {.task = task};
-        struct gpu *gpu = task_kernels(task);
+        struct gpu *gpu = device_kernels(task->device);
         int r = gpu ? count_tokens(&d) : -ENOSYS;
 
         if (r == 0)

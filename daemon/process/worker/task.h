@@ -103,8 +103,8 @@ uint8_t *task_block(const struct task *task, uint32_t item);
 
 bool task_on_device(const struct task *task); /* the space is on a GPU */
 /*
- * The GPU's kernels, for a job that reads the space's numbers. NULL: this build or this device has none,
- * or they do not read numbers of less than 16 bits. Then the processor does the job, on staged blocks.
+ * The GPU's kernels, for a job whose kernels read no numbers of less than 16 bits. NULL if the space
+ * has such, or if this build or this device has no kernels: the processor does it, on staged blocks.
  */
 struct gpu *task_kernels(const struct task *task);
 /* Address of the item's block on the GPU; 0 if it is gone, or has another generation. */
