@@ -3,9 +3,9 @@
 #include "kernels/cuda/narrow.cuh"
 
 /*
- * A team of two threads (four for fp32, and for numbers of less than 16 bits) takes a token. Each thread has as many of the sixteen lanes
- * of kernels/lanes.h as there are numbers in 16 bytes. So chains and sums are those of the
- * reference, and a team reads whole sectors.
+ * A team of two threads (four for fp32, and for numbers of less than 16 bits) takes a token. Each
+ * thread has as many of the sixteen lanes of kernels/lanes.h as there are numbers in 16 bytes. So
+ * chains and sums are those of the reference, and a team reads whole sectors.
  */
 #define THREADS 256
 #define PIECE 4096 /* numbers added up in single precision */

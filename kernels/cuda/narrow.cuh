@@ -16,6 +16,13 @@ static __device__ __forceinline__ bool is_quantised(uint32_t number) {
         return number == NUMBER_Q8 || number == NUMBER_Q4;
 }
 
+/* Bytes of a row of numbers of less than 16 bits. */
+static __device__ __forceinline__ uint32_t narrow_bytes(uint32_t dim, uint32_t number) {
+        uint32_t scales = (dim + KVD_GROUP - 1) / KVD_GROUP * KVD_SCALE_BYTES;
+
+        return number == NUMBER_Q8 ? dim + scales : number == NUMBER_Q4 ? dim / 2 + scales : dim;
+}
+
 static __device__ __forceinline__ float e4m3_to_float(uint8_t x) {
         uint16_t half = (uint16_t)((x & 0x80) << 8 | (x & 0x7f) << 7); /* 2^-8 of the number */
 
@@ -111,15 +118,18 @@ static __device__ __forceinline__ void turn_group(float *low, float *high, uint3
         *high = with_sign(y * (1.0f / sqrtf((float)(1u << of_high))), lane + 32, of_high);
 }
 
-/* Transforms a row in a warp's shared memory, which has room for whole groups. */
+/* Transforms a row in a warp's shared memory. */
 static __device__ __forceinline__ void turn_row(float *row, uint32_t dim) {
         __syncwarp();
         for (uint32_t d = 0; d < dim; d += KVD_GROUP) {
-                float low = row[d + lane_id()], high = row[d + 32 + lane_id()];
+                uint32_t i = d + lane_id(), j = i + 32;
+                float low = i < dim ? row[i] : 0.0f, high = j < dim ? row[j] : 0.0f;
 
                 turn_group(&low, &high, min(dim - d, KVD_GROUP));
-                row[d + lane_id()] = low;
-                row[d + 32 + lane_id()] = high;
+                if (i < dim)
+                        row[i] = low;
+                if (j < dim)
+                        row[j] = high;
         }
         __syncwarp();
 }

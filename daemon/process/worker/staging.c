@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "daemon/process/worker/task.h"
-#include "ipc/base/format.h"
 
 /* pinned memory for one job; most kinds read 64 MiB at most */
 #define STAGED_MOST (UINT64_C(1) << 30)
@@ -34,10 +33,6 @@ static int64_t place(const struct task *task, kvd_ref ref) {
 
 bool task_on_device(const struct task *task) {
         return task->space->ix->backend != KVD_BACKEND_HOST;
-}
-
-struct gpu *task_kernels(const struct task *task) {
-        return kvd_is_narrow(task->shape.type) ? NULL : device_kernels(task->device);
 }
 
 cu_address task_address(const struct task *task, uint32_t item) {

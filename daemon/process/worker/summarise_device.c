@@ -4,8 +4,8 @@
  * SUMMARISE for blocks on a GPU, with the same bits as job_summarise.c. One launch computes all
  * rows. The processor gets only these, copies them into the summaries, and sets the stamps. Only
  * the first job of a space stages its blocks, to choose channels. -ENOSYS: the GPU cannot do it (no
- * kernels in this build or for this device, a shape or a type that they do not support, out of
- * memory), and no row was touched.
+ * kernels in this build or for this device, a shape that they do not support, out of memory), and
+ * no row was touched.
  */
 
 #include <errno.h>
@@ -158,7 +158,7 @@ static void put_row(void *data, uint32_t i, uint32_t thread) {
 
 int summarise_on_device(struct task *task) {
         struct device_rows d = {.task = task};
-        struct gpu *gpu = task_kernels(task);
+        struct gpu *gpu = device_kernels(task->device);
         int r = gpu ? task_needs_numbers(task) : -ENOSYS;
 
         if (r == 0)

@@ -102,11 +102,6 @@ void task_share(struct task *task, uint32_t n, uint64_t bytes, threads_piece *pi
 uint8_t *task_block(const struct task *task, uint32_t item);
 
 bool task_on_device(const struct task *task); /* the space is on a GPU */
-/*
- * The GPU's kernels, for a job whose kernels read no numbers of less than 16 bits. NULL if the space
- * has such, or if this build or this device has no kernels: the processor does it, on staged blocks.
- */
-struct gpu *task_kernels(const struct task *task);
 /* Address of the item's block on the GPU; 0 if it is gone, or has another generation. */
 cu_address task_address(const struct task *task, uint32_t item);
 /* [item]: block number for the kernels, GPU_NO_BLOCK if the block is gone. NULL: out of memory. */
