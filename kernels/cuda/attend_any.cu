@@ -243,7 +243,8 @@ ATTEND void keep_score(const struct gpu_attend_launch &r, const struct head &h, 
                        uint32_t column, uint32_t to, float x) {
         uint32_t g = first_head + lane_id() % HEADS, c = column + lane_id() / HEADS % COLUMNS;
 
-        if (r.scores && g < r.a.group && c < to)
+        /* of 4 heads, two lanes have each score */
+        if (r.scores && lane_id() < COLUMNS * HEADS && g < r.a.group && c < to)
                 reinterpret_cast<float *>(r.scores)[row_of(r, h, 0, g) * r.ld_scores + c] = x;
 }
 
