@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "daemon/process/worker/compare.h"
-#include "ipc/base/format.h"
 #include "kernels/cuda/memshare.h"
 
 #define MOST_PAIRS (1u << 22) /* 80 MiB of the GPU's memory */
@@ -229,13 +228,8 @@ static int run_pairs(struct pairs *p, struct gpu *gpu) {
 
 /* ---- the jobs -------------------------------------------------------------------------------- */
 
-/* The kernels read no numbers of less than 16 bits: the processor does it, on staged blocks. */
-static bool has_kernels(const struct compare *c) {
-        return !kvd_is_narrow(c->shape.type);
-}
-
 static int measure(struct pairs *p, pair_namer *all) {
-        struct gpu *gpu = has_kernels(p->c) ? device_kernels(p->c->task->device) : NULL;
+        struct gpu *gpu = device_kernels(p->c->task->device);
         int r = gpu ? find_pairs(p, all) : -ENOSYS;
 
         if (r == 0 && p->n_angles)

@@ -1071,14 +1071,11 @@ static void answer(struct answer *ret, const struct kvd_shape *g, struct owner_j
         owner_log_end();
 }
 
-/*
- * Kernels, if they are there, kernels with a rest after each launch, and staging for the CPU give the
- * same bits.
- */
-static void same_where_the_blocks_are(const struct kvd_shape *g, bool there,
-                                      struct owner_job *(*make)(void), uint32_t launches,
-                                      uint32_t copies, uint32_t staged_copies) {
+/* Kernels, kernels with a rest after each launch, and staging for the CPU give the same bits. */
+static void same_where_the_blocks_are(const struct kvd_shape *g, struct owner_job *(*make)(void),
+                                      uint32_t launches, uint32_t copies, uint32_t staged_copies) {
         static struct answer kernels, pieces, staged;
+        bool there = !getenv("FAKECUDA_FAIL");
 
         answer(&kernels, g, make, 0);
         answer(&pieces, g, make, 1);
@@ -1104,8 +1101,8 @@ static struct owner_job *sample(void) {
 }
 
 START_TEST(a_sample_has_the_bits_of_the_processor) {
-        same_where_the_blocks_are(&geometries[_i], !getenv("FAKECUDA_FAIL"), sample,
-                                  geometries[_i].layers, 2 * geometries[_i].layers, 8);
+        same_where_the_blocks_are(&geometries[_i], sample, geometries[_i].layers,
+                                  2 * geometries[_i].layers, 8);
 }
 END_TEST
 
@@ -1121,10 +1118,7 @@ static struct owner_job *pairs_job(void) {
 }
 
 START_TEST(distances_of_pairs_have_the_bits_of_the_processor) {
-        /* numbers of less than 16 bits are compared by the processor */
-        bool there = !getenv("FAKECUDA_FAIL") && !kvd_is_narrow(geometries[_i].dtype);
-
-        same_where_the_blocks_are(&geometries[_i], there, pairs_job, 2, 1, 9);
+        same_where_the_blocks_are(&geometries[_i], pairs_job, 2, 1, 9);
 }
 END_TEST
 
@@ -1155,8 +1149,7 @@ static struct owner_job *packing(void) {
 
 /* Launches: two runs of keys for the anchor, then scores, then moves of tokens. */
 START_TEST(a_compaction_moves_the_bytes_of_the_processor) {
-        same_where_the_blocks_are(&geometries[_i], !getenv("FAKECUDA_FAIL"), packing, 2 * 2 + 1 + 1,
-                                  1, 7);
+        same_where_the_blocks_are(&geometries[_i], packing, 2 * 2 + 1 + 1, 1, 7);
 }
 END_TEST
 
@@ -1171,8 +1164,7 @@ static struct owner_job *packing_by_scores(void) {
 
 /* Nothing is launched but the moves of tokens. */
 START_TEST(given_scores_are_copied_from_the_gpu) {
-        same_where_the_blocks_are(&geometries[_i], !getenv("FAKECUDA_FAIL"), packing_by_scores, 1,
-                                  1, 7);
+        same_where_the_blocks_are(&geometries[_i], packing_by_scores, 1, 1, 7);
 }
 END_TEST
 
@@ -1283,8 +1275,7 @@ static const struct kvd_shape of_bits = {.layers = 6,
 
 /* Launches: bits in each row, pairs of heads in six layers, pairs of layers but the dense ones. */
 START_TEST(a_configuration_has_the_bits_of_the_processor) {
-        same_where_the_blocks_are(&of_bits, !getenv("FAKECUDA_FAIL"), random_config, 1 + 6 + 1,
-                                  1 + 6 + 1, 10);
+        same_where_the_blocks_are(&of_bits, random_config, 1 + 6 + 1, 1 + 6 + 1, 10);
 }
 END_TEST
 
