@@ -70,15 +70,14 @@ typedef struct kvd_space kvd_space;
  * in order (or fewer, at the end): number i is least + code * scale. Codes of 4 bits lie two to a
  * byte, the first in the low half. Each 64 numbers of a key are transformed first (libkvd(3)), so
  * that a few large ones do not take the codes of the others (QuaRot, arXiv 2404.00456). A row has
- * head_dim or head_dim / 2 bytes, and 4 for each 64 numbers. head_dim must be even, state_width must
- * be 0, and the pool must be in host memory. kvd_paged_write (kvd_attend.h) quantises. It stores
- * NaNs for each 64 numbers of which one is not finite, or whose transform is not.
+ * head_dim or head_dim / 2 bytes, and 4 for each 64 numbers. head_dim must be even, and state_width
+ * must be 0. kvd_paged_write (kvd_attend.h) quantises. It stores NaNs for each 64 numbers of which
+ * one is not finite, or whose transform is not.
  *
  * KVD_E4M3 and KVD_E5M2 are numbers of 8 bits (OFP8, revision 1.0; E4M3 without infinities), without
  * scales. An engine that divides keys or values by scales (of a layer, or of a head) includes these in
  * the fingerprint, multiplies its queries by a key's scale, and results of attention by a value's.
- * kvd_paged_write rounds to nearest, and limits to the largest finite number. The pool must be in
- * host memory.
+ * kvd_paged_write rounds to nearest, and limits to the largest finite number.
  */
 enum kvd_dtype {
         KVD_F32 = 1,

@@ -21,6 +21,7 @@
 
 #include "ipc/base/format.h"
 #include "ipc/base/util.h"
+#include "kernels/bytes.h"
 #include "kernels/lanes.h"
 #include "kernels/turn.h"
 
@@ -186,31 +187,9 @@ KERNEL uint32_t row_step(enum kvd_number type) {
         return kvd_is_quantised(type) ? KVD_GROUP : KVD_LANES;
 }
 
-/* A number of 8 bits, without its sign: the nearest, even on a tie, and no larger than most. */
-KERNEL uint8_t row_byte(float magnitude, uint32_t fraction, float smallest, uint8_t most) {
-        const uint32_t shift = 23 - fraction;
-        float tail = magnitude + 0x1p23f * smallest; /* of subnormals, smallest is the unit */
-        uint32_t bits, least, code;
-
-        memcpy(&bits, &magnitude, sizeof bits);
-        memcpy(&code, &tail, sizeof code);
-        code &= 0xff;
-        memcpy(&least, &(float){smallest}, sizeof least);
-        least += (fraction - 1) << 23; /* half of the least normal number */
-        if (bits >= least + (1u << 23))
-                code = (bits - least + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift;
-        code = MIN(code, most);
-        return bits > 0x7f800000 ? 0x7f : (uint8_t)code;
-}
-
 KERNEL void row_put_bytes(uint8_t *to, const float *from, uint32_t n, enum kvd_number type) {
-        for (uint32_t i = 0; i < n; i++) {
-                uint8_t byte = type == KVD_NUMBER_E4M3 ?
-                                       row_byte(fabsf(from[i]), 3, 0x1p-9f, 0x7e) :
-                                       row_byte(fabsf(from[i]), 2, 0x1p-16f, 0x7b);
-
-                to[i] = byte | (signbit(from[i]) ? 0x80 : 0);
-        }
+        for (uint32_t i = 0; i < n; i++)
+                to[i] = type == KVD_NUMBER_E4M3 ? e4m3_of(from[i]) : e5m2_of(from[i]);
 }
 
 KERNEL void row_write_part(void *row, uint32_t d, const float *from, uint32_t n, uint32_t dim,

@@ -17,8 +17,6 @@
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
-#define TURN_SIGNS UINT64_C(0x243f6a8885a308d3) /* of pi; bit i: number i changes its sign */
-
 KERNEL void turn_signs(float *x, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 x[i] = TURN_SIGNS >> i & 1 ? -x[i] : x[i];

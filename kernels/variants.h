@@ -7,7 +7,11 @@
 #include "kernels/ops.h"
 
 /* For tiles: with constant sizes and full inlining, the accumulators stay in registers. */
+#ifdef __CUDACC__
+#define KERNEL static __device__ __forceinline__
+#else
 #define KERNEL static inline __attribute__((always_inline))
+#endif
 
 extern const struct kvd_ops kvd_ops_scalar;
 #if defined(__x86_64__)
@@ -59,5 +63,8 @@ KVD_ROWS_OF(neon)
 #define EXP_C1 1.6666665459e-1f
 #define EXP_C0 5.0000001201e-1f
 #define EXP_ONE 0x3f800000u
+
+/* Signs around the transform of quantised keys (kernels/turn.h): the bits of pi. Bit i is number i's. */
+#define TURN_SIGNS UINT64_C(0x243f6a8885a308d3)
 
 #endif

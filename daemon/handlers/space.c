@@ -13,7 +13,6 @@
 #include "daemon/children/worker_jobs.h"
 #include "daemon/handlers/arrays.h"
 #include "ipc/base/device.h"
-#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -59,16 +58,6 @@ static int check_space_count(struct client *c, struct domain *domain, const char
         return 0;
 }
 
-static int check_dtype(struct client *c, uint32_t dtype) {
-        if (!store_has_device(c->server->store) || !kvd_is_narrow(dtype) || dtype == KVD_dtype_i8)
-                return 0;
-        return client_refuse(
-                c, -EOPNOTSUPP,
-                "a pool on a GPU has no blocks of dtype %s yet; take f16 or bf16, or a "
-                "pool in host memory",
-                kvd_enum_word(KVD_ENUM_dtype, dtype));
-}
-
 static int make_space(struct client *c, const struct kvd_msg_space *m, struct space **ret,
                       bool *created) {
         struct space_spec spec;
@@ -76,8 +65,6 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
         int r;
 
         r = client_find_domain(c, m->domain, &domain);
-        if (r == 0)
-                r = check_dtype(c, m->dtype);
         if (r < 0)
                 return r;
         spec_of(m, &spec);

@@ -10,16 +10,20 @@
  * quantised of a key is its transform (kernels/turn.h); of a value, the value itself.
  *
  * A row needs nothing outside itself. So tokens are written one by one, and rows may move.
+ *
+ * Kernels for GPUs, which are C++, take the constants only.
  */
+
+#define KVD_GROUP 64u      /* numbers with a common scale */
+#define KVD_SCALE_BYTES 4u /* of a group: scale, least */
+
+#ifndef __cplusplus
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ipc/base/enums.h"
-
-#define KVD_GROUP 64u      /* numbers with a common scale */
-#define KVD_SCALE_BYTES 4u /* of a group: scale, least */
 
 struct kvd_format {
         uint8_t bits;   /* of a number, or a code; 0: there is no such format */
@@ -59,4 +63,5 @@ static inline size_t kvd_format_row(uint32_t dtype, size_t n) {
         return kvd_code_bytes(dtype, n) + groups * KVD_SCALE_BYTES;
 }
 
+#endif
 #endif

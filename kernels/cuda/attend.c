@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/cuda/attend_launch.h"
 #include "kernels/cuda/images.h"
@@ -54,23 +55,28 @@ _printf_(2, 3) static int refuse(struct gpu *gpu, const char *why, ...) {
         return -EINVAL;
 }
 
+/* What rows are aligned to. */
 static uint32_t size_of(uint32_t number) {
-        return number == KVD_NUMBER_F32 ? 4 : 2;
+        return number == KVD_NUMBER_F32 ? 4 : kvd_is_narrow(number) ? 1 : 2;
+}
+
+static bool is_wide(uint32_t number) {
+        return number == KVD_NUMBER_F32 || number == KVD_NUMBER_F16 || number == KVD_NUMBER_BF16;
 }
 
 static bool is_number(uint32_t number) {
-        return number == KVD_NUMBER_F32 || number == KVD_NUMBER_F16 || number == KVD_NUMBER_BF16;
+        return is_wide(number) || (number >= KVD_NUMBER_Q8 && number <= KVD_NUMBER_E5M2);
 }
 
 static int check_cache(struct gpu *gpu, const struct gpu_attend *a) {
         uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset |
                           a->head_stride | a->token_stride;
 
-        if (!is_number(a->number) || !is_number(a->q_number) || !is_number(a->out_number))
+        if (!is_number(a->number) || !is_wide(a->q_number) || !is_wide(a->out_number))
                 return refuse(gpu, "attention: no such types: %u, %u, %u", a->number, a->q_number,
                               a->out_number);
         if (a->dim == 0 || a->dim > MOST_DIM || a->group == 0 || a->group > MOST_GROUP ||
-            a->kv_heads == 0)
+            a->kv_heads == 0 || (kvd_is_quantised(a->number) && a->dim % 2))
                 return refuse(gpu, "attention: %u dimensions, %u KV heads of %u query heads",
                               a->dim, a->kv_heads, a->group);
         if (places % size_of(a->number))
@@ -124,7 +130,7 @@ static bool suits_matrix_units(const struct gpu_attend *a) {
         uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset |
                           a->head_stride | a->token_stride | a->dim * 2;
 
-        return a->number != KVD_NUMBER_F32 && places % 16 == 0;
+        return a->number != KVD_NUMBER_F32 && is_wide(a->number) && places % 16 == 0;
 }
 
 static uint32_t dim_of(const struct gpu_attend *a) {
@@ -199,7 +205,11 @@ static void plan_any(struct plan *p) {
         uint32_t dim = MAX(dim_of(a), 128),
                  heads = dim > 128 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128;
 
-        p->kernel = dim > 128 ? GPU_KERNEL_attend_any_256 : GPU_KERNEL_attend_any_128;
+        if (kvd_is_narrow(a->number))
+                p->kernel = dim > 128 ? GPU_KERNEL_attend_any_256_narrow :
+                                        GPU_KERNEL_attend_any_128_narrow;
+        else
+                p->kernel = dim > 128 ? GPU_KERNEL_attend_any_256 : GPU_KERNEL_attend_any_128;
         p->launch.head_tiles = DIV_UP(a->group, heads);
         p->grid.threads = GPU_ATTEND_WARPS * 32;
         p->grid.shared = GPU_ATTEND_WARPS * heads * (dim + 2) * sizeof(float);
@@ -311,6 +321,13 @@ uint64_t gpu_attend_workspace(struct gpu *gpu, const struct gpu_attend *a) {
 
 /* ---- launches ---- */
 
+static enum gpu_kernel weighing_kernel(const struct gpu_attend *a) {
+        if (kvd_is_narrow(a->number))
+                return a->dim > 128 ? GPU_KERNEL_attend_weigh_256_narrow :
+                                      GPU_KERNEL_attend_weigh_128_narrow;
+        return a->dim > 128 ? GPU_KERNEL_attend_weigh_256 : GPU_KERNEL_attend_weigh_128;
+}
+
 static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
         uint32_t columns = columns_of(a), threads = GPU_ATTEND_MASS_THREADS,
@@ -326,10 +343,7 @@ static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p
         if (!p->launch.totals || columns == 0)
                 return 0;
         if (a->starts)
-                r = gpu_launch(gpu,
-                               a->dim > 128 ? GPU_KERNEL_attend_weigh_256 :
-                                              GPU_KERNEL_attend_weigh_128,
-                               over_tiles, stream, &p->launch);
+                r = gpu_launch(gpu, weighing_kernel(a), over_tiles, stream, &p->launch);
         else
                 r = gpu_launch(gpu, GPU_KERNEL_attend_weigh, over, stream, &p->launch);
         return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_attend_spread, over, stream, &p->launch);

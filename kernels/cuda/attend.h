@@ -14,7 +14,7 @@
  * A query that sees nothing gets zeros.
  *
  * A decode must move 2 * dim elements for every position seen and KV head; queries and results are
- * small compared to that.
+ * small compared to that. Numbers of less than 16 bits are not for the matrix units.
  */
 
 #include "kernels/cuda/gpu.h"
@@ -30,9 +30,9 @@ struct gpu_attend {
         uint64_t ld_blocks;
         uint64_t k_offset, v_offset;
         uint64_t head_stride, token_stride;
-        uint32_t number; /* enum kvd_number of keys and values */
+        uint32_t number; /* enum kvd_number of keys and values; below 16 bits, of any alignment */
         uint32_t block_tokens;
-        uint32_t dim;             /* 1 to 256 */
+        uint32_t dim;             /* 1 to 256; even if keys are quantised */
         uint32_t kv_heads, group; /* query head h * group + g uses KV head h; group <= 128 */
 
         /*
@@ -55,7 +55,8 @@ struct gpu_attend {
 
         /*
          * Queries and results: token i (decode: sequence i), head j is at q + (i * q_token + j *
-         * q_head) elements, and likewise for out. q_number, out_number: enum kvd_number.
+         * q_head) elements, and likewise for out. q_number, out_number: enum kvd_number, 16 or
+         * 32 bits.
          */
         uint32_t q_number, out_number;
         float scale; /* > 0 */

@@ -7,10 +7,13 @@
  * so that each lane ends up with one of them: with 8 heads, lane 8 c + g has column c and head g;
  * with 4 heads, lanes 4 c + g and 16 + 4 c + g have it.
  *
+ * Numbers of less than 16 bits have kernels of their own (NARROW), so that the others stay as fast.
+ *
  * The kernels that turn scores and totals into masses are here, too.
  */
 
 #include "kernels/cuda/attend_join.cuh"
+#include "kernels/cuda/narrow.cuh"
 
 #define COLUMNS 4
 /* query heads at a time, with N numbers of a row per lane */
@@ -46,26 +49,39 @@ ATTEND struct any_columns columns_at(const struct gpu_attend_launch &r, const st
 template <int NUMBER, int N>
 ATTEND void load_typed(const struct gpu_attend_launch &r, const struct any_columns &c,
                        uint64_t plane, float to[COLUMNS][N]) {
-        typedef element<NUMBER> number;
-
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) {
-                const typename number::type *from = reinterpret_cast<const typename number::type *>(
-                        c.at[i] + plane);
+                const uint8_t *from = c.at[i] + plane;
 
 #pragma unroll
                 for (uint32_t j = 0; j < N; j++) {
                         uint32_t d = 32 * j + lane_id();
 
-                        to[i][j] = c.at[i] && d < r.a.dim ? number::wide(from[d]) : 0.0f;
+                        to[i][j] = c.at[i] && d < r.a.dim ? row_number<NUMBER>(from, d, r.a.dim) :
+                                                            0.0f;
                 }
         }
 }
 
 template <int N>
+ATTEND void load_narrow(const struct gpu_attend_launch &r, const struct any_columns &c,
+                        uint64_t plane, float to[COLUMNS][N]) {
+        if (r.a.number == NUMBER_Q8)
+                load_typed<NUMBER_Q8>(r, c, plane, to);
+        else if (r.a.number == NUMBER_Q4)
+                load_typed<NUMBER_Q4>(r, c, plane, to);
+        else if (r.a.number == NUMBER_E4M3)
+                load_typed<NUMBER_E4M3>(r, c, plane, to);
+        else
+                load_typed<NUMBER_E5M2>(r, c, plane, to);
+}
+
+template <bool NARROW, int N>
 ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_columns &c,
                       uint64_t plane, float to[COLUMNS][N]) {
-        if (r.a.number == NUMBER_F32)
+        if (NARROW)
+                load_narrow(r, c, plane, to);
+        else if (r.a.number == NUMBER_F32)
                 load_typed<NUMBER_F32>(r, c, plane, to);
         else if (r.a.number == NUMBER_F16)
                 load_typed<NUMBER_F16>(r, c, plane, to);
@@ -73,21 +89,46 @@ ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_column
                 load_typed<NUMBER_BF16>(r, c, plane, to);
 }
 
+template <int N>
+ATTEND float query_number(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                          uint32_t first_head, uint32_t rotation, uint32_t i) {
+        uint32_t g = first_head + i / (N * 32);
+
+        return g < r.a.group ?
+                       load_query(r, query_at(r, h, token, g), i % (N * 32), rotation) :
+                       0.0f;
+}
+
+/* The same queries in shared memory, transformed as quantised keys are. */
+template <int N>
+ATTEND void put_turned(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                       uint32_t first_head, uint32_t rotation, float *shared) {
+#pragma unroll 1
+        for (uint32_t i = lane_id(); i < HEADS * N * 32; i += KVD_GROUP) {
+                float low = query_number<N>(r, h, token, first_head, rotation, i),
+                      high = query_number<N>(r, h, token, first_head, rotation, i + 32);
+                uint32_t d = i % (N * 32) / KVD_GROUP * KVD_GROUP;
+
+                turn_group(&low, &high, d < r.a.dim ? min(r.a.dim - d, KVD_GROUP) : 0);
+                shared[i] = low;
+                shared[i + 32] = high;
+        }
+}
+
 /*
  * Loads queries through the warp's own shared memory, HEADS rows of N * 32, so that one copy of the
  * code is enough.
  */
-template <int N>
+template <bool NARROW, int N>
 ATTEND void load_heads(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
                        uint32_t first_head, uint32_t rotation, float *shared, float q[HEADS][N]) {
         __syncwarp();
+        if (NARROW && is_quantised(r.a.number)) {
+                put_turned<N>(r, h, token, first_head, rotation, shared);
+        } else {
 #pragma unroll 1
-        for (uint32_t i = lane_id(); i < HEADS * N * 32; i += 32) {
-                uint32_t g = first_head + i / (N * 32);
-
-                shared[i] = g < r.a.group ? load_query(r, query_at(r, h, token, g), i % (N * 32),
-                                                       rotation) :
-                                            0.0f;
+                for (uint32_t i = lane_id(); i < HEADS * N * 32; i += 32)
+                        shared[i] = query_number<N>(r, h, token, first_head, rotation, i);
         }
         __syncwarp();
 #pragma unroll
@@ -137,7 +178,7 @@ template <int N> ATTEND float products(const float q[HEADS][N], const float k[CO
  * The lane's score, as an exponent of two. The columns are processed once for each rotation among
  * them.
  */
-template <int N>
+template <bool NARROW, int N>
 ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
                    uint32_t first_head, uint32_t limit, struct any_state<N> &w,
                    const struct any_columns &c, const float k[COLUMNS][N], float *shared) {
@@ -149,7 +190,7 @@ ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint
                 uint32_t rotation = warp_from(c.rotation, __ffs((int)todo) - 1);
 
                 if (rotation != w.rotation)
-                        load_heads<N>(r, h, token, first_head, rotation, shared, w.q);
+                        load_heads<NARROW>(r, h, token, first_head, rotation, shared, w.q);
                 w.rotation = rotation;
                 part = products(w.q, k);
                 if (c.rotation == rotation && c.position < limit)
@@ -202,11 +243,12 @@ ATTEND void keep_score(const struct gpu_attend_launch &r, const struct head &h, 
                        uint32_t column, uint32_t to, float x) {
         uint32_t g = first_head + lane_id() % HEADS, c = column + lane_id() / HEADS % COLUMNS;
 
-        if (r.scores && g < r.a.group && c < to)
+        /* of 4 heads, two lanes have each score */
+        if (r.scores && lane_id() < COLUMNS * HEADS && g < r.a.group && c < to)
                 reinterpret_cast<float *>(r.scores)[row_of(r, h, 0, g) * r.ld_scores + c] = x;
 }
 
-template <int N>
+template <bool NARROW, int N>
 ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
                  uint32_t first_head, struct any_state<N> &w, uint32_t from, uint32_t to,
                  float *shared) {
@@ -218,9 +260,9 @@ ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, uint32
         for (from += threadIdx.x / 32 * COLUMNS; from < to; from += step) {
                 struct any_columns c = columns_at<N>(r, h, from, to);
 
-                load_rows(r, c, r.a.k_offset, k);
-                load_rows(r, c, r.a.v_offset, v);
-                x = score(r, h, token, first_head, limit, w, c, k, shared);
+                load_rows<NARROW>(r, c, r.a.k_offset, k);
+                load_rows<NARROW>(r, c, r.a.v_offset, v);
+                x = score<NARROW>(r, h, token, first_head, limit, w, c, k, shared);
                 keep_score<N>(r, h, first_head, from, to, x);
                 x = weigh(w, x);
                 mix(w, x, v);
@@ -245,7 +287,8 @@ template <int N> ATTEND void leave(const struct any_state<N> &w, float *sums, fl
 }
 
 /* The columns of a token are those of its sequence's last token, up to the last one it sees. */
-template <int N> ATTEND void attend_any(const struct gpu_attend_launch &r, float *shared) {
+template <int N, bool NARROW>
+ATTEND void attend_any(const struct gpu_attend_launch &r, float *shared) {
         uint32_t split = blockIdx.x % r.n_splits, token = blockIdx.x / r.n_splits % r.tokens;
         uint32_t first_head = blockIdx.y % r.head_tiles * HEADS, from = split * r.split, to;
         struct head h = head_of(r, blockIdx.x / r.n_splits / r.tokens, blockIdx.y / r.head_tiles);
@@ -264,7 +307,7 @@ template <int N> ATTEND void attend_any(const struct gpu_attend_launch &r, float
         for (int g = 0; g < HEADS; g++)
                 for (int j = 0; j < N; j++)
                         w.sums[g][j] = w.q[g][j] = 0.0f;
-        walk(r, h, token, first_head, w, from, to, shared);
+        walk<NARROW>(r, h, token, first_head, w, from, to, shared);
         __syncthreads();
         leave(w, shared, ends);
         __syncthreads();
@@ -274,13 +317,25 @@ template <int N> ATTEND void attend_any(const struct gpu_attend_launch &r, float
 KVD_KERNEL_ROOMY(attend_any_128, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) {
         KVD_SHARED(float, shared);
 
-        attend_any<4>(a, shared);
+        attend_any<4, false>(a, shared);
+}
+
+KVD_KERNEL_ROOMY(attend_any_128_narrow, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) {
+        KVD_SHARED(float, shared);
+
+        attend_any<4, true>(a, shared);
 }
 
 KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) {
         KVD_SHARED(float, shared);
 
-        attend_any<8>(a, shared);
+        attend_any<8, false>(a, shared);
+}
+
+KVD_KERNEL_ROOMY(attend_any_256_narrow, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) {
+        KVD_SHARED(float, shared);
+
+        attend_any<8, true>(a, shared);
 }
 
 /* ---- masses: the weights of columns ---- */
@@ -306,7 +361,7 @@ KVD_KERNEL(attend_weigh, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
 }
 
 /* Weights of many tokens (prefill): scores are recomputed, four columns per warp. */
-template <int N>
+template <bool NARROW, int N>
 ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h,
                         const struct any_columns &c, const float k[COLUMNS][N], uint32_t first_head,
                         float *shared) {
@@ -321,14 +376,15 @@ ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h,
                 float x;
 
                 w.rotation = NOWHERE;
-                x = score(r, h, token, first_head, limit_of(r, h, token), w, c, k, shared);
+                x = score<NARROW>(r, h, token, first_head, limit_of(r, h, token), w, c, k, shared);
                 if (g < r.a.group && total[1] != 0.0f)
                         sum += shrink(x, total[0]) / total[1];
         }
         return sum;
 }
 
-template <int N> ATTEND void weigh_many(const struct gpu_attend_launch &r, float *shared) {
+template <int N, bool NARROW>
+ATTEND void weigh_many(const struct gpu_attend_launch &r, float *shared) {
         struct head h = head_of(r, blockIdx.y / r.a.kv_heads, blockIdx.y % r.a.kv_heads);
         uint32_t column = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * COLUMNS,
                  lane = lane_id();
@@ -338,11 +394,11 @@ template <int N> ATTEND void weigh_many(const struct gpu_attend_launch &r, float
         if (column >= h.columns)
                 return;
         c = columns_at<N>(r, h, column, h.columns);
-        load_rows(r, c, r.a.k_offset, k);
+        load_rows<NARROW>(r, c, r.a.k_offset, k);
         shared += threadIdx.x / 32 * HEADS * N * 32;
 #pragma unroll 1
         for (uint32_t first_head = 0; first_head < r.a.group; first_head += HEADS)
-                sum += weigh_rows(r, h, c, k, first_head, shared);
+                sum += weigh_rows<NARROW>(r, h, c, k, first_head, shared);
         for (int mask = HEADS / 2; mask; mask /= 2)
                 sum += warp_xor(sum, mask);
         column += lane / HEADS;
@@ -353,13 +409,25 @@ template <int N> ATTEND void weigh_many(const struct gpu_attend_launch &r, float
 KVD_KERNEL(attend_weigh_128, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         KVD_SHARED(float, shared);
 
-        weigh_many<4>(a, shared);
+        weigh_many<4, false>(a, shared);
+}
+
+KVD_KERNEL(attend_weigh_128_narrow, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
+        KVD_SHARED(float, shared);
+
+        weigh_many<4, true>(a, shared);
 }
 
 KVD_KERNEL(attend_weigh_256, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         KVD_SHARED(float, shared);
 
-        weigh_many<8>(a, shared);
+        weigh_many<8, false>(a, shared);
+}
+
+KVD_KERNEL(attend_weigh_256_narrow, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
+        KVD_SHARED(float, shared);
+
+        weigh_many<8, true>(a, shared);
 }
 
 /* ---- masses: to blocks and positions ---- */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/bicache.h"
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/narrow.cuh"
 
 /*
- * A team of two threads (four for fp32) takes a token. Each thread has as many of the sixteen lanes
- * of kernels/lanes.h as there are numbers in 16 bytes. So chains and sums are those of the
- * reference, and a team reads whole sectors.
+ * A team of two threads (four for fp32, and for numbers of less than 16 bits) takes a token. Each
+ * thread has as many of the sixteen lanes of kernels/lanes.h as there are numbers in 16 bytes. So
+ * chains and sums are those of the reference, and a team reads whole sectors.
  */
 #define THREADS 256
 #define PIECE 4096 /* numbers added up in single precision */
@@ -53,6 +53,19 @@ static __device__ __forceinline__ void add_lanes(struct sums<vector<NUMBER>::N> 
         }
 }
 
+/* The same of numbers of less than 16 bits. */
+static __device__ __forceinline__ void add_narrow(struct sums<4> *s, const struct gpu_products &p,
+                                                  const uint8_t *a, const uint8_t *b, uint32_t from,
+                                                  uint32_t end) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+                uint32_t d = from + j;
+
+                s->add(j, d < end ? narrow_number(a, d, p.dim, p.number) : 0.0f,
+                       d < end ? narrow_number(b, d, p.dim, p.number) : 0.0f);
+        }
+}
+
 /* Adds lanes j and j + 8, j + 4, j + 2, j + 1, those of other threads of the team first. */
 template <int NUMBER> static __device__ __forceinline__ double sum_of_team(float *lanes) {
         const int N = vector<NUMBER>::N;
@@ -70,13 +83,20 @@ template <int NUMBER> static __device__ __forceinline__ double sum_of_team(float
 }
 
 template <int NUMBER>
-static __device__ void add_piece(struct products *to, const uint8_t *a, const uint8_t *b,
-                                 uint32_t from, uint32_t end, bool sixteens) {
+static __device__ void add_piece(struct products *to, const struct gpu_products &p,
+                                 const uint8_t *a, const uint8_t *b, uint32_t from, uint32_t end,
+                                 bool sixteens) {
         const int N = vector<NUMBER>::N;
         struct sums<N> s = {};
 
-        for (uint32_t i = from; i < end; i += 16)
-                add_lanes<NUMBER>(&s, a, b, i + (lane_id() % (16 / N)) * N, end, sixteens);
+        for (uint32_t i = from; i < end; i += 16) {
+                uint32_t first = i + (lane_id() % (16 / N)) * N;
+
+                if constexpr (NUMBER == NUMBER_NARROW)
+                        add_narrow(&s, p, a, b, first, end);
+                else
+                        add_lanes<NUMBER>(&s, a, b, first, end, sixteens);
+        }
         to->ab += sum_of_team<NUMBER>(s.ab);
         to->aa += sum_of_team<NUMBER>(s.aa);
         to->bb += sum_of_team<NUMBER>(s.bb);
@@ -102,7 +122,7 @@ static __device__ struct products of_token(const struct gpu_products &a, uint64_
 
         for (uint32_t head = 0; head < a.heads; head++)
                 for (uint32_t d = 0; d < a.dim; d += PIECE)
-                        add_piece<NUMBER>(&sum, alone + head * a.head_stride,
+                        add_piece<NUMBER>(&sum, a, alone + head * a.head_stride,
                                           together + head * a.head_stride, d,
                                           min(d + PIECE, a.dim), sixteens);
         return sum;
@@ -131,4 +151,8 @@ KVD_KERNEL(products, struct gpu_products, THREADS) {
                 all_tokens<NUMBER_F16>(a);
         else
                 all_tokens<NUMBER_BF16>(a);
+}
+
+KVD_KERNEL_ROOMY(products_narrow, struct gpu_products, THREADS) {
+        all_tokens<NUMBER_NARROW>(a);
 }

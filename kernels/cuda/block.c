@@ -33,14 +33,12 @@ int gpu_compact(struct gpu *gpu, cu_stream stream, const struct gpu_compact *a) 
 
         if (rows == 0 || a->n == 0 || a->bytes == 0)
                 return 0;
-        prepared.wide = places(a) % 16 == 0;
-        units = (uint64_t)a->n * (a->bytes / (prepared.wide ? 16 : 2));
+        prepared.unit = places(a) % 16 == 0 ? 16 : places(a) % 2 == 0 ? 2 : 1;
+        units = (uint64_t)a->n * (a->bytes / prepared.unit);
         if (!a->blocks.ids || !a->index || a->per_block == 0)
                 return refuse(gpu, "an address is missing, or a block has no tokens");
-        if (places(a) % 2 || rows > 2 * GPU_COMPACT_HEADS || units > UINT32_MAX / 2)
-                return refuse(
-                        gpu,
-                        "odd offsets or strides, or more rows or tokens than one launch takes");
+        if (rows > 2 * GPU_COMPACT_HEADS || units > UINT32_MAX / 2)
+                return refuse(gpu, "more rows or tokens than one launch takes");
         return gpu_launch(gpu, GPU_KERNEL_compact,
                           (struct gpu_grid){(uint32_t)MIN(DIV_UP(units, THREADS * AHEAD), 4096),
                                             (uint32_t)rows, 1, THREADS, 0},

@@ -18,8 +18,9 @@ static __device__ uint8_t *slot_of(const struct gpu_compact &a, uint64_t at, uin
 static __device__ __forceinline__ void load_unit(uint4 *v, const uint8_t *from) {
         *v = load_16(from);
 }
-static __device__ __forceinline__ void load_unit(uint16_t *v, const uint8_t *from) {
-        *v = *reinterpret_cast<const uint16_t *>(from);
+template <typename UNIT>
+static __device__ __forceinline__ void load_unit(UNIT *v, const uint8_t *from) {
+        *v = *reinterpret_cast<const UNIT *>(from);
 }
 
 /* Unit i of a plane's tokens: source and destination. */
@@ -69,8 +70,10 @@ template <typename UNIT> static __device__ void compact(const struct gpu_compact
 }
 
 KVD_KERNEL(compact, struct gpu_compact, THREADS) {
-        if (a.wide)
+        if (a.unit == 16)
                 compact<uint4>(a);
-        else
+        else if (a.unit == 2)
                 compact<uint16_t>(a);
+        else
+                compact<uint8_t>(a);
 }

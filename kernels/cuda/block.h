@@ -20,8 +20,8 @@ struct gpu_compact {
         uint64_t offset, layer_stride, plane, head_stride, slot_stride;
         cu_address index; /* const uint32_t [layer][head][n] */
         uint32_t to, layers, heads, per_block, n;
-        uint32_t bytes; /* bytes of a token's keys: a multiple of 2 */
-        uint32_t wide;  /* set by the function: copy 16 bytes at a time */
+        uint32_t bytes; /* bytes of a token's keys */
+        uint32_t unit;  /* set by the function: bytes that are copied at a time: 16, 2 or 1 */
 };
 
 int gpu_compact(struct gpu *gpu, cu_stream stream, const struct gpu_compact *a);

@@ -156,7 +156,16 @@ static __device__ __forceinline__ float warp_sum(float x) {
 }
 
 /* Element types in memory; the numbers are those of enum kvd_number (kernels/ops.h). */
-enum number { NUMBER_F32 = 1, NUMBER_F16 = 2, NUMBER_BF16 = 3 };
+enum number {
+        NUMBER_F32 = 1,
+        NUMBER_F16 = 2,
+        NUMBER_BF16 = 3,
+        NUMBER_Q8 = 5, /* those of less than 16 bits: narrow.cuh */
+        NUMBER_Q4 = 6,
+        NUMBER_E4M3 = 7,
+        NUMBER_E5M2 = 8,
+        NUMBER_NARROW, /* any of these: as floats, which is done when rows are loaded */
+};
 
 template <int NUMBER> struct element;
 template <> struct element<NUMBER_F32> {
@@ -164,6 +173,7 @@ template <> struct element<NUMBER_F32> {
         static __device__ __forceinline__ float wide(float x) { return x; }
         static __device__ __forceinline__ float narrow(float x) { return x; }
 };
+template <> struct element<NUMBER_NARROW> : element<NUMBER_F32> {};
 template <> struct element<NUMBER_F16> {
         typedef uint16_t type;
         static __device__ __forceinline__ float wide(uint16_t x) { return f16_to_float(x); }
@@ -184,7 +194,7 @@ template <int NUMBER> struct vector {
 
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                        if (NUMBER == NUMBER_F32) {
+                        if (N == 4) {
                                 to[i] = __uint_as_float(words[i]);
                         } else if (NUMBER == NUMBER_F16) {
                                 to[2 * i] = f16_to_float((uint16_t)words[i]);

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/engine.h"
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 
@@ -35,7 +36,10 @@ int gpu_norm(struct gpu *gpu, cu_stream stream, const struct gpu_norm *a) {
 }
 
 int gpu_rotate(struct gpu *gpu, cu_stream stream, const struct gpu_rotate *a) {
-        return a->n == 0 ? 0 : gpu_launch(gpu, GPU_KERNEL_rotate, over_rows(a->n), stream, a);
+        enum gpu_kernel kernel = kvd_is_narrow(a->number) ? GPU_KERNEL_rotate_narrow :
+                                                            GPU_KERNEL_rotate;
+
+        return a->n == 0 ? 0 : gpu_launch(gpu, kernel, over_rows(a->n), stream, a);
 }
 
 int gpu_swiglu(struct gpu *gpu, cu_stream stream, const struct gpu_swiglu *a) {

@@ -7,7 +7,8 @@
  * are tokens, and are contiguous; numbers are fp32 unless a member gives the type. Embedding,
  * rotation, storing and SwiGLU give the bits of kernels/ops.h; norms sum in a different order.
  *
- * Members number, to_number: 1 fp32, 2 fp16, 3 bf16 (enum kvd_number).
+ * Members number, to_number: 1 fp32, 2 fp16, 3 bf16 (enum kvd_number). Keys and values may be of
+ * the other types, too.
  */
 
 #include "kernels/cuda/gpu.h"

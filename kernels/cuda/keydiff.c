@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 #include "kernels/ops.h"
@@ -29,17 +30,21 @@ static int refuse(struct gpu *gpu, const char *why) {
         return -EINVAL;
 }
 
+static bool is_number(uint32_t number) {
+        return (number >= KVD_NUMBER_F32 && number <= KVD_NUMBER_BF16) ||
+               (number >= KVD_NUMBER_Q8 && number <= KVD_NUMBER_E5M2);
+}
+
 static uint32_t element_bytes(uint32_t number) {
-        return number == KVD_NUMBER_F32 ? 4 : 2;
+        return number == KVD_NUMBER_F32 ? 4 : kvd_is_narrow(number) ? 1 : 2;
 }
 
 static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
         uint64_t misfit = k->blocks.base | k->blocks.block_bytes | k->offset | k->layer_stride;
 
-        if (k->number != KVD_NUMBER_F32 && k->number != KVD_NUMBER_F16 &&
-            k->number != KVD_NUMBER_BF16)
+        if (!is_number(k->number))
                 return refuse(gpu, "numbers of an unknown type");
-        if (k->dim == 0 || k->dim > GPU_SCORE_DIM)
+        if (k->dim == 0 || k->dim > GPU_SCORE_DIM || (kvd_is_quantised(k->number) && k->dim % 2))
                 return refuse(gpu, "no such head dimension");
         if (k->layers == 0 || k->heads == 0 || k->per_block == 0)
                 return refuse(gpu, "no layers, heads or tokens");
@@ -87,21 +92,25 @@ static struct gpu_grid grid_of_parts(const struct gpu_scores *a) {
 }
 
 static int launch_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {
+        enum gpu_kernel parts = kvd_is_narrow(a->keys.number) ? GPU_KERNEL_keydiff_parts_narrow :
+                                                                GPU_KERNEL_keydiff_parts;
         struct gpu_grid sum = {a->keys.layers * a->keys.heads * DIV_UP(a->keys.dim, 32u), 1, 1,
                                SUM_THREADS, 0};
         int r;
 
         if (!a->counts || !a->scratch || a->scratch % 16)
                 return refuse(gpu, "no counts, or no aligned scratch memory");
-        r = a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_parts, grid_of_parts(a), stream, a) : 0;
+        r = a->slices ? gpu_launch(gpu, parts, grid_of_parts(a), stream, a) : 0;
         return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_sum, sum, stream, a);
 }
 
 static int launch_score(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {
+        enum gpu_kernel kernel = kvd_is_narrow(a->keys.number) ? GPU_KERNEL_keydiff_score_narrow :
+                                                                 GPU_KERNEL_keydiff_score;
+
         if (!a->scores || a->stride < a->to - a->from)
                 return refuse(gpu, "no scores, or too short a stride");
-        return a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_score, grid_of_parts(a), stream, a) :
-                           0;
+        return a->slices ? gpu_launch(gpu, kernel, grid_of_parts(a), stream, a) : 0;
 }
 
 int gpu_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_scores *a) {

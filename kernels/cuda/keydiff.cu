@@ -5,9 +5,13 @@
  * each (CHUNKS times), so a warp loads 32 / LANES rows at once, and UNROLL times as many before it
  * uses the first. Neighbouring warps have neighbouring heads of the same tokens: contiguous memory
  * in either order of a block.
+ *
+ * Keys of less than 16 bits have kernels of their own, which load them as floats. Anchors pass
+ * through shared memory there, since quantised keys are transformed.
  */
 
 #include "kernels/cuda/keydiff.h"
+#include "kernels/cuda/narrow.cuh"
 #include "kernels/cuda/rows.cuh"
 
 #define THREADS 256
@@ -16,7 +20,7 @@
 #define SUM_WARPS (SUM_THREADS / 32)
 
 template <int NUMBER> static __device__ __forceinline__ uint64_t bytes_of(uint64_t elements) {
-        return elements * sizeof(typename element<NUMBER>::type);
+        return NUMBER == NUMBER_NARROW ? elements : elements * sizeof(typename element<NUMBER>::type);
 }
 
 /* Address of one layer and head of a block; 0 if the block is not resident. */
@@ -38,6 +42,8 @@ template <int NUMBER_, int LANES_, int CHUNKS_, bool WIDE_> struct form {
         static const int ROWS = 32 / LANES, UNROLL = 4 / CHUNKS;
         static const bool WIDE = WIDE_;
 };
+
+typedef form<NUMBER_NARROW, 32, 2, false> narrow_form;
 
 /* body<form>(arguments) in the form that fits: few lanes per row if rows are aligned. */
 #define EACH_FORM(keys, wide, body, ...) \
@@ -91,10 +97,15 @@ static __device__ __forceinline__ void load_rows(uint4 v[FORM::UNROLL][FORM::CHU
                 uint32_t dim = head && slot + u * FORM::ROWS < end ? k.dim : 0;
 
 #pragma unroll
-                for (int c = 0; c < FORM::CHUNKS; c++)
-                        v[u][c] = load_vector<FORM::NUMBER, FORM::WIDE>(
-                                reinterpret_cast<const uint8_t *>(row),
-                                (c * FORM::LANES + within) * FORM::N, dim);
+                for (int c = 0; c < FORM::CHUNKS; c++) {
+                        const uint8_t *from = reinterpret_cast<const uint8_t *>(row);
+                        uint32_t i = (c * FORM::LANES + within) * FORM::N;
+
+                        if constexpr (FORM::NUMBER == NUMBER_NARROW)
+                                v[u][c] = load_narrow(from, i, dim, k.dim, k.number);
+                        else
+                                v[u][c] = load_vector<FORM::NUMBER, FORM::WIDE>(from, i, dim);
+                }
         }
 }
 
@@ -245,8 +256,22 @@ static __device__ __forceinline__ void store_part(float *to, float sum[FORM::CHU
                 }
 }
 
+/* Copies a row of dim floats to or from shared memory, transformed if keys are. */
+static __device__ __forceinline__ void copy_turned(float *to, const float *from, float *shared,
+                                                   const struct gpu_key_rows &k) {
+        __syncwarp();
+        for (uint32_t d = lane_id(); d < k.dim && from != shared; d += 32)
+                shared[d] = from[d];
+        if (is_quantised(k.number))
+                turn_row(shared, k.dim);
+        __syncwarp();
+        for (uint32_t d = lane_id(); d < k.dim && to != shared; d += 32)
+                to[d] = shared[d];
+}
+
 template <typename FORM>
-static __device__ void sum_slice(const struct gpu_scores &a, const struct slice &s) {
+static __device__ void sum_slice(const struct gpu_scores &a, const struct slice &s,
+                                 float *shared = nullptr) {
         float sum[FORM::CHUNKS][FORM::N] = {};
         uint32_t count = 0, id = GPU_NO_BLOCK;
 
@@ -261,7 +286,9 @@ static __device__ void sum_slice(const struct gpu_scores &a, const struct slice 
                         count += add_rows<FORM>(sum, v);
                 }
         }
-        store_part<FORM>(part_at(a, s), sum, a.keys.dim);
+        store_part<FORM>(shared ? shared : part_at(a, s), sum, a.keys.dim);
+        if constexpr (FORM::NUMBER == NUMBER_NARROW)
+                copy_turned(part_at(a, s), shared, shared, a.keys);
         count = lane_id() % holders<FORM>::N == 0 ? count : 0;
         for (int mask = 16; mask; mask /= 2)
                 count += warp_xor(count, mask);
@@ -275,6 +302,14 @@ KVD_KERNEL(keydiff_parts, struct gpu_scores, THREADS) {
 
         if (slice_of(a, (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32, &s))
                 EACH_FORM(a.keys, is_wide(a.keys), sum_slice, a, s);
+}
+
+KVD_KERNEL_ROOMY(keydiff_parts_narrow, struct gpu_scores, THREADS) {
+        __shared__ float rows[WARPS][GPU_SCORE_DIM];
+        struct slice s;
+
+        if (slice_of(a, (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32, &s))
+                sum_slice<narrow_form>(a, s, rows[threadIdx.x / 32]);
 }
 
 /*
@@ -362,15 +397,19 @@ static __device__ __forceinline__ float load_anchor(float m[FORM::CHUNKS][FORM::
 }
 
 template <typename FORM>
-static __device__ void score_slice(const struct gpu_scores &a, const struct slice &s) {
+static __device__ void score_slice(const struct gpu_scores &a, const struct slice &s,
+                                   float *shared = nullptr) {
         uint64_t row = (uint64_t)s.layer * a.keys.heads + s.head;
         float *scores = reinterpret_cast<float *>(a.scores) + row * a.stride,
               m[FORM::CHUNKS][FORM::N];
-        float length = load_anchor<FORM>(
-                m, reinterpret_cast<const float *>(a.sums) + row * a.keys.dim, a.keys.dim);
+        const float *anchor = reinterpret_cast<const float *>(a.sums) + row * a.keys.dim;
+        float length;
         uint32_t within = lane_id() % FORM::LANES, id = GPU_NO_BLOCK;
         uint32_t mine = within / holders<FORM>::N * FORM::ROWS + lane_id() / FORM::LANES;
 
+        if constexpr (FORM::NUMBER == NUMBER_NARROW)
+                copy_turned(shared, anchor, shared, a.keys);
+        length = load_anchor<FORM>(m, shared ? shared : anchor, a.keys.dim);
         for (struct range r = first_range(a, s, &id); r.t < s.to; r = next_range(a, s, r, &id)) {
                 cu_address head = head_at<FORM::NUMBER>(a.keys, s.layer, s.head, r.id);
 
@@ -393,6 +432,16 @@ KVD_KERNEL(keydiff_score, struct gpu_scores, THREADS) {
 
         if (warp < warps && slice_of(a, warps - 1 - warp, &s))
                 EACH_FORM(a.keys, is_wide(a.keys), score_slice, a, s);
+}
+
+KVD_KERNEL_ROOMY(keydiff_score_narrow, struct gpu_scores, THREADS) {
+        __shared__ float rows[WARPS][GPU_SCORE_DIM];
+        uint64_t warps = (uint64_t)a.slices * a.keys.heads * a.keys.layers;
+        uint64_t warp = (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+        struct slice s;
+
+        if (warp < warps && slice_of(a, warps - 1 - warp, &s))
+                score_slice<narrow_form>(a, s, rows[threadIdx.x / 32]);
 }
 
 /* ---- scores of blocks, from scores of tokens -------------------------------------------------- */

@@ -14,7 +14,8 @@
  * (ipc/base/summary.h; 1/8 of the bytes of the keys with 16 bits and 16 tokens per block), score
  * alone is enough.
  *
- * -EINVAL: an unknown type, a size of 0, or dim above GPU_SCORE_DIM.
+ * -EINVAL: an unknown type, a size of 0, dim above GPU_SCORE_DIM, or an odd one if keys are
+ * quantised.
  */
 
 #include "kernels/cuda/gpu.h"
@@ -23,13 +24,13 @@
 
 /*
  * As struct kvd_key_rows: in block ids[t / per_block], head h of token t and layer l begins at
- * offset + l * layer_stride bytes plus h * head_stride + t % per_block * token_stride elements.
- * Rows aligned to 16 bytes are read fastest.
+ * offset + l * layer_stride bytes plus h * head_stride + t % per_block * token_stride elements; of
+ * numbers of less than 16 bits, bytes. Rows of others that are aligned to 16 bytes are read fastest.
  */
 struct gpu_key_rows {
         struct gpu_blocks blocks;
         uint64_t offset, layer_stride;      /* bytes */
-        uint64_t head_stride, token_stride; /* elements */
+        uint64_t head_stride, token_stride; /* elements, or bytes */
         uint32_t layers, heads, dim, per_block;
         uint32_t number; /* enum kvd_number */
 };

@@ -25,7 +25,7 @@ extern "C" {
 
 /*
  * Keys of one layer: head h of token t is dim elements, from element h * head_stride + t *
- * token_stride on.
+ * token_stride on; from that byte on, if numbers have less than 16 bits.
  */
 struct kvd_cuda_keys {
         int device;    /* CUDA ordinal */

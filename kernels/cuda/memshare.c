@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 #include "kernels/memshare.h"
@@ -16,6 +17,7 @@ GPU_USES(memshare);
 
 enum {
         THREADS = 256,
+        WARPS = THREADS / 32,
         CHUNK = 1024,
         LAYERS_MOST = 16 /* layers of a step: one plane per lane */,
         LAYERS_USUAL = 4
@@ -27,11 +29,12 @@ static int refuse(struct gpu *gpu, const char *why) {
 }
 
 static uint32_t element_bytes(uint32_t number) {
-        return number == KVD_NUMBER_F32 ? 4 : 2;
+        return number == KVD_NUMBER_F32 ? 4 : kvd_is_narrow(number) ? 1 : 2;
 }
 
 static bool is_number(uint32_t number) {
-        return number == KVD_NUMBER_F32 || number == KVD_NUMBER_F16 || number == KVD_NUMBER_BF16;
+        return (number >= KVD_NUMBER_F32 && number <= KVD_NUMBER_BF16) ||
+               (number >= KVD_NUMBER_Q8 && number <= KVD_NUMBER_E5M2);
 }
 
 static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offset,
@@ -42,6 +45,8 @@ static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offs
                 return refuse(gpu, "an unknown order");
         if (!s->layers || !s->heads || !s->tokens || !s->dim)
                 return refuse(gpu, "no layers, heads, tokens or dimensions");
+        if (kvd_is_quantised(s->number) && s->dim % 2)
+                return refuse(gpu, "quantised numbers of an odd dimension");
         if ((uint64_t)s->heads * s->tokens * s->dim > UINT32_MAX)
                 return refuse(gpu, "planes of 2^32 or more elements");
         if (!blocks->base || !blocks->ids ||
@@ -54,6 +59,16 @@ static uint64_t plane_elements(const struct gpu_block_shape *s) {
         return (uint64_t)s->heads * s->tokens * s->dim;
 }
 
+/* Rows of a chunk, if chunks have whole rows. */
+static uint32_t rows_together(const struct gpu_block_shape *s) {
+        return s->dim >= CHUNK ? 1 : CHUNK / s->dim;
+}
+
+/* Bytes of shared memory in which warps expand numbers of less than 16 bits. */
+static size_t expansion_of(const struct gpu_block_shape *s) {
+        return kvd_is_narrow(s->number) ? WARPS * 2 * sizeof(float) * MAX(s->dim, CHUNK) : 0;
+}
+
 /* ---- distances ------------------------------------------------------------------------------- */
 
 /* Chunks of a plane, and lanes that sum up one chunk, as in squares.cuh. */
@@ -62,12 +77,14 @@ struct work {
 };
 
 static struct work work_of(const struct gpu_distances *a, bool rotated) {
+        bool norms = a->metric == KVD_MEMSHARE_MEAN_L2, narrow = kvd_is_narrow(a->shape.number);
         uint32_t rows = a->shape.heads * a->shape.tokens,
-                 chain = a->shape.number == KVD_NUMBER_F32 ? 4 : 2;
-        bool norms = a->metric == KVD_MEMSHARE_MEAN_L2;
-        uint32_t together = norms || a->shape.dim >= CHUNK ? 1 : CHUNK / a->shape.dim;
+                 chain = narrow                            ? 32 :
+                         a->shape.number == KVD_NUMBER_F32 ? 4 :
+                                                             2;
+        uint32_t together = norms ? 1 : rows_together(&a->shape);
 
-        if (rotated)
+        if (rotated || (kvd_is_quantised(a->shape.number) && !norms))
                 return (struct work){DIV_UP(rows, together), chain};
         if (norms)
                 return (struct work){rows, 2 * chain};
@@ -85,12 +102,15 @@ static uint32_t layers_together(const struct gpu_distances *a, struct work keys)
 static size_t room_of(const struct gpu_distances *a) {
         struct work keys = work_of(a, a->half > 0), values = work_of(a, false);
 
-        return (size_t)2 * 2 * a->together * MAX(keys.chunks, values.chunks) * sizeof(float);
+        return (size_t)2 * 2 * a->together * MAX(keys.chunks, values.chunks) * sizeof(float) +
+               expansion_of(&a->shape);
 }
 
 static enum gpu_kernel kernel_of(const struct gpu_distances *a) {
         uint32_t vector = 16 / element_bytes(a->shape.number);
 
+        if (kvd_is_narrow(a->shape.number))
+                return GPU_KERNEL_memshare_expanded;
         if ((a->blocks.base | a->blocks.block_bytes | a->offset) % 16 || a->shape.dim % vector ||
             a->half % vector)
                 return GPU_KERNEL_memshare_narrow;
@@ -142,17 +162,26 @@ int gpu_distances(struct gpu *gpu, cu_stream stream, const struct gpu_distances 
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
+static uint64_t chunks_of(const struct gpu_block_shape *s) {
+        return kvd_is_quantised(s->number) ? DIV_UP(s->heads * s->tokens, rows_together(s)) :
+                                             DIV_UP(plane_elements(s), CHUNK);
+}
+
 int gpu_norms(struct gpu *gpu, cu_stream stream, const struct gpu_norms *a) {
-        size_t shared = 2 * DIV_UP(plane_elements(&a->shape), CHUNK) * sizeof(float);
+        enum gpu_kernel kernel = kvd_is_narrow(a->shape.number) ?
+                                         GPU_KERNEL_memshare_norms_expanded :
+                                         GPU_KERNEL_memshare_norms;
         int r = check(gpu, &a->blocks, a->offset, &a->shape);
+        size_t shared;
 
         if (r < 0 || a->n == 0)
                 return r;
+        shared = 2 * chunks_of(&a->shape) * sizeof(float) + expansion_of(&a->shape);
         if (!a->to || shared > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
                 return refuse(
                         gpu,
                         "norms: no address for them, planes too large, or more than one launch makes");
-        return gpu_launch(gpu, GPU_KERNEL_memshare_norms,
+        return gpu_launch(gpu, kernel,
                           (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream,
                           a);
 }

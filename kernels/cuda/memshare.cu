@@ -7,10 +7,11 @@
  * and the other warps do not wait for the sums.
  */
 
+#include "kernels/cuda/expanded.cuh"
 #include "kernels/cuda/memshare.h"
-#include "kernels/cuda/squares.cuh"
 
 #define THREADS 256
+#define WARPS (THREADS / 32)
 
 /*
  * What rounding may have added to a bound, as a fraction of both norms; as in kernels/memshare.c.
@@ -71,10 +72,26 @@ static __device__ __forceinline__ bool is_turned(const struct gpu_distances &a, 
         return a.half > 0 && value == 0;
 }
 
+/*
+ * A plane of numbers of less than 16 bits. The first angle is the distance of the positions. If it is
+ * 0, keys are compared as they are stored, which has the bits of the reference without a rotation.
+ */
+static __device__ __forceinline__ struct squares_of narrow_plane(const struct gpu_distances &a,
+                                                                 const struct squares_of &q,
+                                                                 uint32_t value) {
+        struct squares_of plane = q;
+
+        if (!is_turned(a, value) || q.sine[0] == 0.0f)
+                plane.half = 0;
+        return plane;
+}
+
 /* Number of chunks of a K plane or of a V plane. */
-template <bool PLAIN>
+template <bool PLAIN, bool NARROW>
 static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_distances &a,
                                                      const struct squares_of &q, uint32_t value) {
+        if (NARROW)
+                return expanded_chunks(narrow_plane(a, q, value), a.shape.number);
         if (!PLAIN && is_turned(a, value))
                 return chunks_of<TURNED>(q);
         return !PLAIN && q.norms ? chunks_of<ROWS>(q) : chunks_of<FLAT>(q);
@@ -105,6 +122,28 @@ static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride,
                 else
                         sum_chunks<WIDE, FLAT, true>(sums + stride, 2 * stride, q, number, n,
                                                      THREADS, values);
+        }
+}
+
+/* The same, of numbers of less than 16 bits; room: the warp's. */
+static __device__ __forceinline__ void sum_narrow(float *sums, uint32_t stride,
+                                                  const struct gpu_distances &a,
+                                                  const struct squares_of &q, uint32_t first,
+                                                  uint32_t n, float *room) {
+        uint64_t plane_bytes = (uint64_t)q.rows * narrow_bytes(q.dim, a.shape.number);
+
+#pragma unroll 1
+        for (uint32_t job = threadIdx.x / 32; job < 2 * n * stride; job += WARPS) {
+                uint32_t i = job / stride, chunk = job % stride;
+                uint64_t at = (2 * (uint64_t)first + i) * plane_bytes;
+                const struct squares_of plane = narrow_plane(a, q, i % 2);
+                float sum;
+
+                if (chunk >= expanded_chunks(plane, a.shape.number))
+                        continue;
+                sum = expanded_chunk(plane, q.x + at, q.y + at, a.shape.number, chunk, room);
+                if (lane_id() == 0)
+                        sums[job] = q.norms ? sqrtf(sum) : sum;
         }
 }
 
@@ -184,7 +223,7 @@ static __device__ __forceinline__ void add_layers(struct work *w, const struct g
 }
 
 /* Run by the first warp: finishes the sums of a step, one plane per lane. */
-template <bool PLAIN>
+template <bool PLAIN, bool NARROW>
 static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_distances &a,
                                                    const float *sums, uint32_t stride,
                                                    uint32_t first, uint32_t n, uint32_t step) {
@@ -195,16 +234,20 @@ static __device__ __forceinline__ void finish_step(struct work *w, const struct 
         if (plane < 2 * n)
                 of_plane = plane_distance(a, w->pair, 2 * (uint64_t)first + plane,
                                           total_of(sums + plane * stride,
-                                                   chunks_in<PLAIN>(a, q, plane % 2)));
+                                                   chunks_in<PLAIN, NARROW>(a, q, plane % 2)));
         add_layers(w, a, of_plane, n, step);
 }
 
-/* Processes all layers of a pair. sums: two buffers of [2 together][stride] floats. */
-template <bool WIDE, bool PLAIN>
+/*
+ * Processes all layers of a pair. sums: two buffers of [2 together][stride] floats; behind them the
+ * room that each warp needs for numbers of less than 16 bits.
+ */
+template <bool WIDE, bool PLAIN, bool NARROW>
 static __device__ __forceinline__ void walk(struct work *w, const struct gpu_distances &a,
                                             float *sums) {
         const struct squares_of q = compared(a, w->pair);
-        uint32_t in_keys = chunks_in<PLAIN>(a, q, 0), in_values = chunks_in<PLAIN>(a, q, 1),
+        uint32_t in_keys = chunks_in<PLAIN, NARROW>(a, q, 0),
+                 in_values = chunks_in<PLAIN, NARROW>(a, q, 1),
                  step = 0;
         uint32_t stride = in_keys > in_values ? in_keys : in_values;
 
@@ -214,12 +257,17 @@ static __device__ __forceinline__ void walk(struct work *w, const struct gpu_dis
                                                                    a.together;
                 float *of_step = sums + step % 2 * (2 * a.together * stride);
 
-                sum_layers<WIDE, PLAIN>(of_step, stride, a, q, first, n);
+                if (NARROW)
+                        sum_narrow(of_step, stride, a, q, first, n,
+                                   sums + 4 * a.together * stride +
+                                           threadIdx.x / 32 * expanded_floats(q.dim));
+                else
+                        sum_layers<WIDE, PLAIN>(of_step, stride, a, q, first, n);
                 __syncthreads();
                 if (step > 0 && w->stopped[(step - 1) % 2])
                         break;
                 if (threadIdx.x < 32)
-                        finish_step<PLAIN>(w, a, of_step, stride, first, n, step);
+                        finish_step<PLAIN, NARROW>(w, a, of_step, stride, first, n, step);
         }
         __syncthreads();
 }
@@ -238,7 +286,7 @@ static __device__ __forceinline__ void tell(const struct gpu_distances &a, uint3
                 reinterpret_cast<double *>(a.distances)[i] = distance;
 }
 
-template <bool WIDE, bool PLAIN>
+template <bool WIDE, bool PLAIN, bool NARROW = false>
 static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_distances &a,
                                                      float *sums) {
 #pragma unroll 1
@@ -248,7 +296,7 @@ static __device__ __forceinline__ void compare_pairs(struct work *w, const struc
                     reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
                         continue;
                 if (w->pair.x && w->pair.y)
-                        walk<WIDE, PLAIN>(w, a, sums);
+                        walk<WIDE, PLAIN, NARROW>(w, a, sums);
                 else
                         __syncthreads(); /* all have read the state that is written next */
                 if (w->layers == a.shape.layers && w->sum <= a.limit * a.shape.layers)
@@ -258,7 +306,10 @@ static __device__ __forceinline__ void compare_pairs(struct work *w, const struc
         }
 }
 
-/* The host chooses one: aligned planes as a whole, other aligned forms, and everything else. */
+/*
+ * The host chooses one: aligned planes as a whole, other aligned forms, unaligned ones, and numbers
+ * of less than 16 bits.
+ */
 
 KVD_KERNEL(memshare_plain, struct gpu_distances, THREADS) {
         KVD_SHARED(float, sums);
@@ -282,6 +333,13 @@ KVD_KERNEL(memshare_narrow, struct gpu_distances, THREADS) {
                 compare_pairs<false, false>(&work, a, sums);
         else
                 compare_pairs<false, true>(&work, a, sums);
+}
+
+KVD_KERNEL_ROOMY(memshare_expanded, struct gpu_distances, THREADS) {
+        KVD_SHARED(float, sums);
+        __shared__ struct work work;
+
+        compare_pairs<false, false, true>(&work, a, sums);
 }
 
 /*
@@ -309,25 +367,56 @@ static __device__ __forceinline__ bool is_wide(const struct gpu_norms &a) {
                a.shape.dim % (a.shape.number == NUMBER_F32 ? 4 : 8) == 0;
 }
 
+/* Threads 0 and 1 add up the chunks of keys, and of values. */
+static __device__ __forceinline__ void put_norm(float *to, const uint8_t *block, const float *sums,
+                                                uint32_t chunks) {
+        uint32_t v = threadIdx.x;
+        double total = 0.0;
+
+        for (uint32_t i = 0; i < chunks && v < 2 && block; i++)
+                total += (double)sums[v * chunks + i];
+        if (v < 2)
+                to[v] = block ? (float)sqrt(total) : __uint_as_float(0x7fc00000u);
+}
+
 /* One thread block per layer of a block. */
 KVD_KERNEL(memshare_norms, struct gpu_norms, THREADS) {
         KVD_SHARED(float, sums);
-        uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens,
-                 v = threadIdx.x;
+        uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens;
         const uint8_t *block = block_at(a.blocks, a.offset, blockIdx.x / a.shape.layers);
         const struct squares_of q = squares_of_one(block, rows, a.shape.dim);
         float *to = reinterpret_cast<float *>(a.to) + 2 * (uint64_t)blockIdx.x;
         auto plane = [layer](uint32_t i) { return 2 * (uint64_t)layer + i; };
         uint32_t chunks = chunks_of<FLAT>(q);
-        double total = 0.0;
 
         if (block && is_wide(a))
                 sum_chunks<true, FLAT, false>(sums, chunks, q, a.shape.number, 2, THREADS, plane);
         else if (block)
                 sum_chunks<false, FLAT, false>(sums, chunks, q, a.shape.number, 2, THREADS, plane);
         __syncthreads();
-        for (uint32_t i = 0; i < chunks && v < 2 && block; i++)
-                total += (double)sums[v * chunks + i];
-        if (v < 2)
-                to[v] = block ? (float)sqrt(total) : __uint_as_float(0x7fc00000u);
+        put_norm(to, block, sums, chunks);
+}
+
+KVD_KERNEL_ROOMY(memshare_norms_expanded, struct gpu_norms, THREADS) {
+        KVD_SHARED(float, sums);
+        uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens;
+        const uint8_t *block = block_at(a.blocks, a.offset, blockIdx.x / a.shape.layers);
+        uint64_t plane_bytes = (uint64_t)rows * narrow_bytes(a.shape.dim, a.shape.number);
+        struct squares_of q = squares_of_one(block, rows, a.shape.dim);
+        uint32_t chunks;
+
+        q.together = q.dim >= CHUNK ? 1 : CHUNK / q.dim;
+        chunks = expanded_chunks(q, a.shape.number);
+#pragma unroll 1
+        for (uint32_t job = threadIdx.x / 32; job < 2 * chunks && block; job += WARPS) {
+                uint64_t at = (2 * (uint64_t)layer + job / chunks) * plane_bytes;
+                float *room = sums + 2 * chunks + threadIdx.x / 32 * expanded_floats(q.dim),
+                      sum = expanded_chunk(q, block + at, nullptr, a.shape.number, job % chunks,
+                                           room);
+
+                if (lane_id() == 0)
+                        sums[job] = sum;
+        }
+        __syncthreads();
+        put_norm(reinterpret_cast<float *>(a.to) + 2 * (uint64_t)blockIdx.x, block, sums, chunks);
 }

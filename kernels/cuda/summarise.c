@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 #include "kernels/hshare.h"
@@ -20,8 +21,13 @@ static int refuse(struct gpu *gpu, const char *why) {
         return -EINVAL;
 }
 
+static bool is_number(uint32_t number) {
+        return (number >= KVD_NUMBER_F32 && number <= KVD_NUMBER_BF16) ||
+               (number >= KVD_NUMBER_Q8 && number <= KVD_NUMBER_E5M2);
+}
+
 static uint32_t element_bytes(uint32_t number) {
-        return number == KVD_NUMBER_F32 ? 4 : 2;
+        return number == KVD_NUMBER_F32 ? 4 : kvd_is_narrow(number) ? 1 : 2;
 }
 
 static uint64_t plane_elements(const struct gpu_block_shape *s) {
@@ -32,13 +38,12 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
         const struct gpu_block_shape *s = &a->shape;
         uint64_t misfit = a->blocks.base | a->blocks.block_bytes | a->offset;
 
-        if (s->number != KVD_NUMBER_F32 && s->number != KVD_NUMBER_F16 &&
-            s->number != KVD_NUMBER_BF16)
+        if (!is_number(s->number))
                 return refuse(gpu, "numbers of an unknown type");
         if (s->order != GPU_ORDER_HND && s->order != GPU_ORDER_NHD)
                 return refuse(gpu, "an unknown order");
         if (!s->layers || !s->heads || !s->tokens || !s->dim || s->dim > GPU_SUMMARISE_DIM ||
-            plane_elements(s) > UINT32_MAX)
+            plane_elements(s) > UINT32_MAX || (kvd_is_quantised(s->number) && s->dim % 2))
                 return refuse(gpu, "no such layers, heads, tokens or dimensions");
         if (!a->n_channels || a->n_channels > KVD_LABEL_CHANNELS_MAX || !a->channels)
                 return refuse(gpu, "no channels, or too many");
@@ -50,14 +55,23 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
         return 0;
 }
 
+/* Chunks of a plane. Those of quantised numbers have whole rows. */
+static uint64_t chunks_of(const struct gpu_block_shape *s) {
+        return kvd_is_quantised(s->number) ? DIV_UP(s->heads * s->tokens, CHUNK / s->dim) :
+                                             DIV_UP(plane_elements(s), CHUNK);
+}
+
 /* Bytes of shared memory: sums of both planes' chunks, then a tile for each warp. */
 static size_t shared_of(const struct gpu_block_shape *s) {
-        size_t sums = ALIGN_UP(2 * DIV_UP(plane_elements(s), CHUNK) * sizeof(float), 16);
+        size_t element = kvd_is_narrow(s->number) ? sizeof(float) : element_bytes(s->number),
+               sums = ALIGN_UP(2 * chunks_of(s) * sizeof(float), 16);
 
-        return sums + (size_t)WARPS * TILE * (ALIGN_UP(s->dim * element_bytes(s->number), 16) + 16);
+        return sums + (size_t)WARPS * TILE * (ALIGN_UP(s->dim * element, 16) + 16);
 }
 
 int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise *a) {
+        enum gpu_kernel kernel = kvd_is_narrow(a->shape.number) ? GPU_KERNEL_summarise_narrow :
+                                                                  GPU_KERNEL_summarise;
         int r = check(gpu, a);
 
         if (r < 0 || a->n == 0)
@@ -65,7 +79,7 @@ int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise 
         if (shared_of(&a->shape) > gpu->shared_bytes ||
             (uint64_t)a->n * a->shape.layers > INT32_MAX)
                 return refuse(gpu, "planes too large, or more blocks than one launch takes");
-        return gpu_launch(gpu, GPU_KERNEL_summarise,
+        return gpu_launch(gpu, kernel,
                           (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS,
                                             shared_of(&a->shape)},
                           stream, a);

@@ -4,110 +4,17 @@
  * A thread block takes one layer of a block. All threads sum up its planes. Then each warp takes
  * one head after the other, loads 16 keys at a time into shared memory, and processes them there in
  * the order of the reference.
+ *
+ * Numbers of less than 16 bits have a kernel of their own, which loads keys as floats, and
+ * transforms quantised ones before it makes labels, as well as sums of their directions.
  */
 
-#include "kernels/cuda/squares.cuh"
-#include "kernels/cuda/summarise.h"
+#include "kernels/cuda/summarise_norms.cuh"
 
-#define THREADS 256
 #define WARPS (THREADS / 32)
 #define TILE 16
 #define EACH (TILE / 2)  /* keys of a tile per half warp */
 #define PAIRS (256 / 64) /* pairs of dimensions per lane */
-
-enum { ORDER_HND = 1 };
-
-struct layer {
-        const uint8_t *keys; /* its K plane, followed by the V plane */
-        uint8_t *row;
-        uint32_t number, tokens; /* number of the layer; number of tokens that are written */
-        bool wide;
-};
-
-static __device__ __forceinline__ uint64_t element_of(const struct gpu_block_shape &s,
-                                                      uint32_t head, uint32_t token) {
-        return (s.order == ORDER_HND ? (uint64_t)head * s.tokens + token :
-                                       (uint64_t)token * s.heads + head) *
-               s.dim;
-}
-
-/* ---- norms ----------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ bool is_written(const struct gpu_block_shape &s, uint64_t i,
-                                                  uint32_t tokens) {
-        uint64_t row = i / s.dim;
-
-        return i < (uint64_t)s.heads * s.tokens * s.dim &&
-               (s.order == ORDER_HND ? row % s.tokens : row / s.heads) < tokens;
-}
-
-/* Sums a chunk in which tokens that are not written count as zeros. */
-template <int NUMBER>
-static __device__ __forceinline__ float partial_chunk(const struct gpu_block_shape &s,
-                                                      const uint8_t *plane, uint64_t first,
-                                                      uint32_t tokens, uint32_t lane) {
-        const typename element<NUMBER>::type *x =
-                reinterpret_cast<const typename element<NUMBER>::type *>(plane);
-        const int N = vector<NUMBER>::N;
-        float sum[N] = {};
-
-#pragma unroll 1
-        for (uint64_t i = first + lane * N; i < first + CHUNK; i += 64)
-#pragma unroll
-                for (int k = 0; k < N; k++) {
-                        float v = is_written(s, i + k, tokens) ? element<NUMBER>::wide(x[i + k]) :
-                                                                 0.0f;
-
-                        sum[k] = fmaf(v, v, sum[k]);
-                }
-        return sum_of_64<NUMBER>(sum);
-}
-
-/* Computes to[plane][chunk] as sum_chunks does, of planes that are not fully written. */
-static __device__ __forceinline__ void sum_partial(float *to, uint32_t chunks,
-                                                   const struct gpu_block_shape &s,
-                                                   const struct layer &l) {
-        uint32_t group = group_lanes<FLAT>(s.number), lane = lane_id() % group;
-        uint64_t elements = (uint64_t)s.heads * s.tokens * s.dim;
-
-#pragma unroll 1
-        for (uint32_t first = threadIdx.x / 32 * (32 / group); first < 2 * chunks;
-             first += THREADS / group) {
-                uint32_t job = first + lane_id() / group;
-                uint64_t at = job < 2 * chunks ? (uint64_t)(job % chunks) * CHUNK : elements;
-                const uint8_t *plane =
-                        l.keys +
-                        (job / chunks == 1 ? elements * (s.number == NUMBER_F32 ? 4 : 2) : 0);
-                float sum = s.number == NUMBER_F32 ?
-                                    partial_chunk<NUMBER_F32>(s, plane, at, l.tokens, lane) :
-                            s.number == NUMBER_F16 ?
-                                    partial_chunk<NUMBER_F16>(s, plane, at, l.tokens, lane) :
-                                    partial_chunk<NUMBER_BF16>(s, plane, at, l.tokens, lane);
-
-                if (lane == 0 && job < 2 * chunks)
-                        to[job] = sum;
-        }
-}
-
-static __device__ __forceinline__ void put_norms(const struct gpu_summarise &a,
-                                                 const struct layer &l, float *sums) {
-        uint32_t rows = a.shape.heads * a.shape.tokens, v = threadIdx.x;
-        const struct squares_of q = squares_of_one(l.keys, rows, a.shape.dim);
-        uint32_t chunks = chunks_of<FLAT>(q);
-        double total = 0.0;
-
-        if (l.wide && l.tokens == a.shape.tokens)
-                sum_chunks<true, FLAT, false>(sums, chunks, q, a.shape.number, 2, THREADS,
-                                              [](uint32_t i) { return (uint64_t)i; });
-        else
-                sum_partial(sums, chunks, a.shape, l);
-        __syncthreads();
-        for (uint32_t i = 0; i < chunks && v < 2; i++)
-                total += (double)sums[v * chunks + i];
-        if (v < 2)
-                reinterpret_cast<float *>(l.row +
-                                          a.norms_off)[2 * l.number + v] = (float)sqrt(total);
-}
 
 /* ---- keys of a tile -------------------------------------------------------------------------- */
 
@@ -117,6 +24,15 @@ static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t d
                 reinterpret_cast<const typename element<NUMBER>::type *>(row)[d]);
 }
 
+template <int NUMBER>
+static __device__ __forceinline__ uint4 load_piece(const struct gpu_block_shape &s,
+                                                   const uint8_t *row, uint32_t i) {
+        if constexpr (NUMBER == NUMBER_NARROW)
+                return load_narrow(row, i, s.dim, s.dim, s.number);
+        else
+                return load_some<NUMBER>(row, i, s.dim);
+}
+
 /* Loads n rows; rows beyond them contain garbage. */
 template <int NUMBER>
 static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
@@ -124,9 +40,9 @@ static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
                                                  const struct layer &l, uint32_t head,
                                                  uint32_t first, uint32_t n) {
         const int N = vector<NUMBER>::N;
-        const uint8_t *keys = l.keys + size_of<NUMBER>(element_of(s, head, first));
+        const uint8_t *keys = l.keys + row_of(s, head, first) * row_bytes<NUMBER>(s);
         uint32_t pieces = (s.dim + N - 1) / N, t = lane_id() / pieces, i = lane_id() % pieces;
-        uint32_t row = (uint32_t)size_of<NUMBER>(s.order == ORDER_HND ? s.dim : s.heads * s.dim);
+        uint32_t row = row_bytes<NUMBER>(s) * (s.order == ORDER_HND ? 1 : s.heads);
 
         for (uint32_t rows = 32 / pieces, more = 32 % pieces; t < n; t += rows, i += more) {
                 if (i >= pieces) {
@@ -136,8 +52,8 @@ static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
                 if (t < n && l.wide)
                         copy_16(tile + t * stride + 16 * i, keys + (uint64_t)t * row + 16 * i);
                 else if (t < n)
-                        *reinterpret_cast<uint4 *>(tile + t * stride + 16 * i) = load_some<NUMBER>(
-                                keys + (uint64_t)t * row, i * N, s.dim);
+                        *reinterpret_cast<uint4 *>(tile + t * stride + 16 * i) = load_piece<NUMBER>(
+                                s, keys + (uint64_t)t * row, i * N);
         }
         copy_commit();
         copy_wait<0>();
@@ -149,7 +65,7 @@ template <int NUMBER>
 static __device__ __forceinline__ float2 pair_at(const uint8_t *row, uint32_t d) {
         uint32_t both;
 
-        if (NUMBER == NUMBER_F32)
+        if (vector<NUMBER>::N == 4)
                 return *reinterpret_cast<const float2 *>(row + 4 * d);
         both = *reinterpret_cast<const uint32_t *>(row + 2 * d);
         return make_float2(element<NUMBER>::wide((uint16_t)both),
@@ -162,7 +78,10 @@ static __device__ __forceinline__ float2 pair_at(const uint8_t *row, uint32_t d)
  */
 template <int NUMBER>
 static __device__ __forceinline__ void squares_of_lane(float a[EACH], const uint8_t *tile,
-                                                       uint32_t stride, uint32_t dim) {
+                                                       uint32_t stride, uint32_t dim,
+                                                       uint32_t number) {
+        /* as lanes_splits of kernels/lanes.h */
+        bool splits = NUMBER == NUMBER_BF16 || (NUMBER == NUMBER_NARROW && number == NUMBER_Q4);
         const uint8_t *rows = tile + lane_id() / 16 * EACH * stride;
         uint32_t j = lane_id() % 16, d = 0;
         float b[EACH] = {}, x;
@@ -171,7 +90,7 @@ static __device__ __forceinline__ void squares_of_lane(float a[EACH], const uint
 #pragma unroll
                 for (uint32_t k = 0; k < EACH; k++) {
                         const uint8_t *row = rows + k * stride;
-                        float2 y = NUMBER == NUMBER_BF16 ?
+                        float2 y = splits ?
                                            pair_at<NUMBER>(row, d + 2 * j) :
                                            make_float2(number_at<NUMBER>(row, d + j),
                                                        number_at<NUMBER>(row, d + j + 16));
@@ -199,10 +118,10 @@ static __device__ __forceinline__ void squares_of_lane(float a[EACH], const uint
  */
 template <int NUMBER>
 static __device__ __forceinline__ float inverse_length(const uint8_t *tile, uint32_t stride,
-                                                       uint32_t dim) {
+                                                       uint32_t dim, uint32_t number) {
         float x[EACH] = {};
 
-        squares_of_lane<NUMBER>(x, tile, stride, dim);
+        squares_of_lane<NUMBER>(x, tile, stride, dim, number);
 #pragma unroll
         for (uint32_t half = EACH / 2; half; half /= 2)
 #pragma unroll
@@ -219,8 +138,10 @@ static __device__ __forceinline__ float inverse_length(const uint8_t *tile, uint
 /* Adds directions to a lane's dimensions, 2 lane and 2 lane + 1 of each 64, token by token. */
 template <int NUMBER>
 static __device__ __forceinline__ void add_directions(float2 sum[PAIRS], const uint8_t *tile,
-                                                      uint32_t stride, uint32_t dim, uint32_t n) {
-        float inverse = inverse_length<NUMBER>(tile, stride, dim);
+                                                      uint32_t stride,
+                                                      const struct gpu_block_shape &s, uint32_t n) {
+        uint32_t dim = s.dim;
+        float inverse = inverse_length<NUMBER>(tile, stride, dim, s.number);
 
 #pragma unroll 2
         for (uint32_t t = 0; t < n; t++) {
@@ -301,6 +222,41 @@ static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *
         }
 }
 
+/* ---- a head ---------------------------------------------------------------------------------- */
+
+/* Transforms rows of floats, if keys are. */
+static __device__ __forceinline__ void turn_rows(uint8_t *rows, uint32_t stride,
+                                                 const struct gpu_block_shape &s, uint32_t n) {
+        for (uint32_t t = 0; t < n && is_quantised(s.number); t++)
+                turn_row(reinterpret_cast<float *>(rows + t * stride), s.dim);
+}
+
+static __device__ __forceinline__ void put_sum(float *to, const float2 sum[PAIRS], uint32_t dim) {
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS; i++) {
+                uint32_t d = 64 * i + 2 * lane_id();
+
+                if (d < dim)
+                        to[d] = sum[i].x;
+                if (d + 1 < dim)
+                        to[d + 1] = sum[i].y;
+        }
+}
+
+/* The same through shared memory, transformed if keys are; -0 becomes 0. */
+static __device__ __forceinline__ void put_turned_sum(float *to, const float2 sum[PAIRS],
+                                                      uint8_t *tile,
+                                                      const struct gpu_block_shape &s) {
+        float *row = reinterpret_cast<float *>(tile);
+
+        put_sum(row, sum, s.dim);
+        turn_rows(tile, 0, s, 1);
+        __syncwarp();
+        for (uint32_t d = lane_id(); d < s.dim; d += 32)
+                to[d] = row[d] + 0.0f;
+        __syncwarp();
+}
+
 template <int NUMBER>
 static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
                                                 const struct layer &l, uint32_t head, uint8_t *tile,
@@ -318,7 +274,9 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
                 uint32_t n = l.tokens - first < TILE ? l.tokens - first : TILE, t = lane_id() / 2;
 
                 load_tile<NUMBER>(tile, stride, a.shape, l, head, first, n);
-                add_directions<NUMBER>(sum, tile, stride, a.shape.dim, n);
+                add_directions<NUMBER>(sum, tile, stride, a.shape, n);
+                if (NUMBER == NUMBER_NARROW)
+                        turn_rows(tile, stride, a.shape, n);
                 put_label<NUMBER>(labels + (first + t) * label_bytes,
                                   tile + (t < n ? t : 0) * stride, channels, a.n_channels, t < n);
                 __syncwarp();
@@ -326,45 +284,57 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
         for (uint64_t i = l.tokens * label_bytes + lane_id(); i < a.shape.tokens * label_bytes;
              i += 32)
                 labels[i] = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < PAIRS; i++) {
-                uint32_t d = 64 * i + 2 * lane_id();
-
-                if (d < a.shape.dim)
-                        anchor[d] = sum[i].x;
-                if (d + 1 < a.shape.dim)
-                        anchor[d + 1] = sum[i].y;
-        }
+        if (NUMBER == NUMBER_NARROW)
+                put_turned_sum(anchor, sum, tile, a.shape);
+        else
+                put_sum(anchor, sum, a.shape.dim);
 }
 
 /* ---- a layer of a block ---------------------------------------------------------------------- */
 
-KVD_KERNEL(summarise, struct gpu_summarise, THREADS) {
-        KVD_SHARED(uint8_t, shared);
+template <bool NARROW>
+static __device__ __forceinline__ void summarise(const struct gpu_summarise &a, uint8_t *shared) {
         const struct gpu_block_shape &s = a.shape;
         uint32_t i = blockIdx.x / s.layers, layer = blockIdx.x % s.layers,
-                 size = s.number == NUMBER_F32 ? 4 : 2;
+                 size = NARROW || s.number == NUMBER_F32 ? 4 : 2;
         uint32_t id = reinterpret_cast<const uint32_t *>(a.blocks.ids)[i],
                  stride = (s.dim * size + 15) / 16 * 16 + 16;
-        uint64_t plane = (uint64_t)s.heads * s.tokens * s.dim, chunks = (plane + CHUNK - 1) / CHUNK;
+        uint64_t rows = (uint64_t)s.heads * s.tokens,
+                 plane = rows * (NARROW ? row_bytes<NUMBER_NARROW>(s) : s.dim * size),
+                 chunks = NARROW ? narrow_chunks(s) : (rows * s.dim + CHUNK - 1) / CHUNK;
         uint8_t *tile = shared + (2 * chunks * sizeof(float) + 15) / 16 * 16 +
                         threadIdx.x / 32 * (TILE * stride);
         uint32_t tokens = a.tokens ? reinterpret_cast<const uint32_t *>(a.tokens)[i] : s.tokens;
         struct layer l = {
                 reinterpret_cast<const uint8_t *>(a.blocks.base + id * a.blocks.block_bytes +
-                                                  a.offset + 2 * layer * plane * size),
+                                                  a.offset + 2 * layer * plane),
                 reinterpret_cast<uint8_t *>(a.rows + i * a.row_bytes), layer,
                 tokens < s.tokens ? tokens : s.tokens,
-                (a.blocks.base | a.blocks.block_bytes | a.offset | s.dim * size) % 16 == 0};
+                !NARROW &&
+                        (a.blocks.base | a.blocks.block_bytes | a.offset | s.dim * size) % 16 == 0};
 
         if (id != GPU_NO_BLOCK)
-                put_norms(a, l, reinterpret_cast<float *>(shared));
+                put_norms<NARROW>(a, l, reinterpret_cast<float *>(shared));
 #pragma unroll 1
         for (uint32_t head = threadIdx.x / 32; head < s.heads && id != GPU_NO_BLOCK; head += WARPS)
-                if (s.number == NUMBER_F32)
+                if (NARROW)
+                        put_head<NUMBER_NARROW>(a, l, head, tile, stride);
+                else if (s.number == NUMBER_F32)
                         put_head<NUMBER_F32>(a, l, head, tile, stride);
                 else if (s.number == NUMBER_F16)
                         put_head<NUMBER_F16>(a, l, head, tile, stride);
                 else
                         put_head<NUMBER_BF16>(a, l, head, tile, stride);
+}
+
+KVD_KERNEL(summarise, struct gpu_summarise, THREADS) {
+        KVD_SHARED(uint8_t, shared);
+
+        summarise<false>(a, shared);
+}
+
+KVD_KERNEL(summarise_narrow, struct gpu_summarise, THREADS) {
+        KVD_SHARED(uint8_t, shared);
+
+        summarise<true>(a, shared);
 }

@@ -31,16 +31,14 @@ static void assert_close(const float *a, const float *b, size_t n, double most, 
         ck_assert_msg(worst < most, "%s: logits differ by %g", what, worst);
 }
 
-/* A key whose last bit rounds to a different 16-bit number differs by the unit of that number. */
+/* A key whose last bit rounds to a different number, or code, differs by the unit of that number. */
 START_TEST(logits_are_those_of_the_processor) {
         static const struct {
                 const char *kv_type, *matmul;
                 double most;
-        } cases[] = {{"f32", "f32", 2e-5},
-                     {"f16", "f32", 4e-3},
-                     {"bf16", "f32", 3e-2},
-                     {"f32", "tf32", 2e-2},
-                     {"bf16", "bf16", 0.2}};
+        } cases[] = {{"f32", "f32", 2e-5},     {"f16", "f32", 4e-3},  {"bf16", "f32", 3e-2},
+                     {"int8", "f32", 1e-2},    {"int4", "f32", 5e-2}, {"fp8", "f32", 5e-2},
+                     {"fp8_e5m2", "f32", 0.1}, {"f32", "tf32", 2e-2}, {"bf16", "bf16", 0.2}};
 
         for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
                 size_t n, m;
@@ -75,7 +73,8 @@ START_TEST(logits_of_the_real_model_are_those_of_the_processor) {
 END_TEST
 
 START_TEST(bits_do_not_depend_on_chunks) {
-        static const char *const chunks[] = {"1", "7", "48"}, *const types[] = {"f32", "bf16"};
+        static const char *const chunks[] = {"1", "7", "48"}, *const types[] = {"f32", "bf16",
+                                                                                "int4", "fp8"};
 
         for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
                 size_t n, m;
@@ -95,8 +94,8 @@ END_TEST
 /* ---- sharing ---- */
 
 START_TEST(logits_are_the_same_from_the_pool) {
-        static const char *const types[] = {"f32", "bf16"}, *const names[] = {"private", "computed",
-                                                                              "reused"};
+        static const char *const types[] = {"f32", "bf16", "int4", "fp8"},
+                                 *const names[] = {"private", "computed", "reused"};
         const char *model = folder_path("model"), *socket = scene_socket();
 
         scene_daemon();

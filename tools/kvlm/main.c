@@ -133,10 +133,9 @@ static int open_model(struct parts *p) {
         return 0;
 }
 
-/* A GPU can compute causal models without methods, on numbers of 16 or 32 bits. */
+/* A GPU can compute causal models without methods. */
 static bool fit_for_device(const struct parts *p) {
-        return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON &&
-               !kvd_is_narrow(p->options.kv_type);
+        return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON;
 }
 
 /* With --device auto, computes where the pool is, if that is possible. */
@@ -162,8 +161,7 @@ static int open_device(struct parts *p) {
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
                 return refuse(-ENOTSUP,
-                              "keys and values of less than 16 bits, masked diffusion and methods "
-                              "run on the CPU only: use --device cpu");
+                              "masked diffusion and methods run on the CPU only: use --device cpu");
         if (options.ordinal < 0 && p->options.share)
                 r = device_of_pool(p->options.socket, &options.ordinal);
         if (r < 0)

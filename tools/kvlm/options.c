@@ -125,7 +125,7 @@ static const struct kvd_option rows[] = {
          .kind = SPACE},
         FLAG("no-share", share, 0, "use no daemon"),
         {"kv-type", 0, "TYPE",
-         "keys and values as f32 (default), f16 or bf16; or quantised to int8 or int4 (on the CPU)",
+         "keys and values as f32 (default), f16, bf16, fp8 or fp8_e5m2; or quantised to int8 or int4",
          .kind = KV_TYPE},
         FLAG("verify", verify, 1,
              "after each prompt, recompute what was reused and compare every byte"),

@@ -8,6 +8,7 @@
 #include <errno.h>
 
 #include "daemon/process/worker/score.h"
+#include "ipc/base/format.h"
 
 static uint64_t sums_bytes(const struct shape *s) {
         return (uint64_t)s->layers * s->heads * s->dim * sizeof(float);
@@ -37,7 +38,7 @@ static bool add_summary(struct device_anchor *a, uint32_t i) {
 
 static struct gpu_key_rows keys_of(const struct task *task) {
         const struct shape *s = &task->shape;
-        size_t element = s->row / s->dim;
+        size_t element = kvd_is_narrow(s->type) ? 1 : s->row / s->dim;
 
         return (struct gpu_key_rows){.blocks = {.base = task->space->device_base,
                                                 .block_bytes = s->block_bytes},

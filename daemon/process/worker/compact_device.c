@@ -195,17 +195,10 @@ static int clear(const struct packing *p) {
         return r;
 }
 
-/* What the kernel that moves tokens cannot do, the processor can. */
-static bool can_move(const struct shape *s) {
-        return s->row % 2 == 0;
-}
-
 static int begin(struct device_packing *d) {
         const struct packing *p = d->p;
-        int r = can_move(&p->task->shape) ? 0 : -ENOSYS;
+        int r = p->n_scores ? 0 : anchor_find(&d->anchor, p->task);
 
-        if (r == 0 && !p->n_scores)
-                r = anchor_find(&d->anchor, p->task);
         if (r == 0)
                 r = make_rooms(d);
         if (r == 0)

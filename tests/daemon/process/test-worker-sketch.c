@@ -40,7 +40,6 @@ static const struct kvd_shape geometries[] = {
          .vocab = 1000,
          .block_tokens = 5,
          .state_width = 9},
-        /* not on a GPU */
         {.layers = 2,
          .kv_heads = 2,
          .head_dim = 66,
@@ -566,8 +565,8 @@ END_TEST
 
 SUITE("worker-sketch", LOOPS(2, a_copy_comes_back_byte_for_byte),
       TESTS(a_copy_that_changed_is_told, a_summary_goes_along),
-      LOOPS(getenv("KVD_TEST_BACKEND") ? 12 : 18, a_sketch_gives_the_median),
-      TESTS(without_collisions_it_is_exact), LOOPS(2, forgetting_takes_out_what_was_put_in),
-      TESTS(forgetting_estimates_zeroes_the_median), LOOPS(2, a_half_written_sketch_is_made_anew),
+      LOOPS(18, a_sketch_gives_the_median), TESTS(without_collisions_it_is_exact),
+      LOOPS(2, forgetting_takes_out_what_was_put_in), TESTS(forgetting_estimates_zeroes_the_median),
+      LOOPS(2, a_half_written_sketch_is_made_anew),
       TESTS(eight_bits_are_copied_only, nonsense_is_refused),
       WHEN(getenv("KVD_TEST_BACKEND"), LOOPS(3, batches_of_a_gpu_have_the_bits_of_the_host)))

@@ -16,7 +16,7 @@ struct attend_case {
         uint32_t dim, group;
         uint32_t kv_heads;     /* 0: 2 */
         uint32_t block_tokens; /* 0: 16 */
-        uint32_t pad;          /* elements between a slot's row and the next */
+        uint32_t pad; /* elements (bytes, if they are narrow) between a slot's row and the next */
         bool nhd;
         uint32_t n; /* sequences; 0: 3 */
         const uint32_t *lengths;
@@ -26,6 +26,7 @@ struct attend_case {
         uint32_t absent;    /* every absent-th block is not resident; 0: all are resident */
         uint32_t rotations; /* number of distinct rotations of blocks; 0: none */
         uint32_t chosen;    /* one of this many positions is chosen; 0: all */
+        uint32_t spoilt;    /* one of this many values has a NaN among its numbers; 0: none */
         uint32_t split;
         bool mass;
         float sharp;         /* factor for queries; 0: 4 */

@@ -12,7 +12,14 @@
 #include "tests/lib/amount.h"
 #include "tests/lib/suite.h"
 
-enum { F32 = KVD_NUMBER_F32, F16 = KVD_NUMBER_F16, BF16 = KVD_NUMBER_BF16 };
+enum {
+        F32 = KVD_NUMBER_F32,
+        F16 = KVD_NUMBER_F16,
+        BF16 = KVD_NUMBER_BF16,
+        Q8 = KVD_NUMBER_Q8,
+        E4M3 = KVD_NUMBER_E4M3,
+        E5M2 = KVD_NUMBER_E5M2,
+};
 
 static const uint32_t lengths[] = {61, 200, 17}, short_ones[] = {1, 33, 16},
                       with_none[] = {40, 0, 5};
@@ -168,6 +175,58 @@ START_TEST(decode_with_all_masked) {
 }
 END_TEST
 
+/* Groups of 64 that are full, or split into powers of two; rows at any address. */
+START_TEST(decode_of_narrow_numbers) {
+        static const uint32_t dims[] = {2, 18, 64, 94, 128, 160, 254};
+
+        for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
+                for (uint32_t number = Q8; number <= E5M2; number++)
+                        attend_check(
+                                (struct attend_case){.number = number,
+                                                     .dim = dims[i] + (number >= E4M3 && i % 2),
+                                                     .group = 1 + i * 2,
+                                                     .lengths = i % 2 ? short_ones : with_none,
+                                                     .pad = i % 3,
+                                                     .nhd = i % 2,
+                                                     .absent = i % 4,
+                                                     .mass = i % 3 == 1});
+}
+END_TEST
+
+/* A value's NaN spoils the results of its group, or of itself alone. */
+START_TEST(narrow_nan_stays_local) {
+        for (uint32_t i = 0; i < 8; i++)
+                attend_check((struct attend_case){.number = Q8 + i % 4,
+                                                  .dim = 160,
+                                                  .group = 2,
+                                                  .lengths = lengths,
+                                                  .tokens = i / 4 * 3,
+                                                  .spoilt = 80});
+}
+END_TEST
+
+/* Decode and prefill. */
+START_TEST(narrow_numbers_with_options) {
+        for (uint32_t i = 0; i < AMOUNT(32, 8); i++)
+                attend_check((struct attend_case){.number = Q8 + i % 4,
+                                                  .dim = i % 3 == 0 ? 128 :
+                                                         i % 3 == 1 ? 80 :
+                                                                      192,
+                                                  .group = i % 5 ? 3 : 9,
+                                                  .lengths = lengths,
+                                                  .tokens = i / 4 % 2 ? 4 + i % 7 : 0,
+                                                  .block_tokens = i % 3 ? 16 : 5,
+                                                  .rotations = i % 8 < 6 ? 3 : 0,
+                                                  .mass = i % 4 < 3,
+                                                  .chosen = i % 5 < 3 ? i % 5 + 1 : 0,
+                                                  .absent = i % 2 * 4,
+                                                  .split = i % 3 * 32,
+                                                  .q_number = F32 + i % 3,
+                                                  .out_number = F32 + i / 3 % 3,
+                                                  .bidirectional = i % 7 == 0});
+}
+END_TEST
+
 /* Fewer warps per thread block, or no matrix units at all. */
 START_TEST(decode_with_little_shared_memory) {
         for (size_t shared = 40 << 10; shared <= 160 << 10; shared += 40 << 10)
@@ -259,7 +318,7 @@ START_TEST(orders_of_threads_make_no_difference) {
 END_TEST
 
 START_TEST(results_do_not_depend_on_the_others) {
-        for (uint32_t number = F32; number <= BF16; number++) {
+        for (uint32_t number = F32; number <= E5M2; number = number == BF16 ? Q8 : number + 1) {
                 attend_check_alone((struct attend_case){.number = number,
                                                         .dim = 64,
                                                         .group = 5,
@@ -306,6 +365,8 @@ START_TEST(wrong_arguments_are_refused) {
         ck_assert_int_eq(REFUSED(group = 0), -EINVAL);
         ck_assert_int_eq(REFUSED(group = 129), -EINVAL);
         ck_assert_int_eq(REFUSED(number = 4), -EINVAL);
+        ck_assert_int_eq(REFUSED(number = E5M2 + 1), -EINVAL);
+        ck_assert_int_eq(REFUSED(out_number = E5M2), -EINVAL);
         ck_assert_int_eq(REFUSED(q_number = 0), -EINVAL);
         ck_assert_int_eq(REFUSED(block_tokens = 9), -EINVAL);
         ck_assert_int_eq(REFUSED(k_offset = 2), -EINVAL);
@@ -320,13 +381,18 @@ START_TEST(wrong_arguments_are_refused) {
         ck_assert_int_eq(REFUSED(starts = 256), -EINVAL);
         ck_assert_int_eq(gpu_attend_prefill(fixture_gpu(), NULL, &right), -EINVAL);
         ck_assert_int_eq(REFUSED(n_sequences = 0), 0);
+        a = right;
+        a.number = Q8;
+        a.dim = 31;
+        ck_assert_int_eq(gpu_attend_decode(fixture_gpu(), NULL, &a), -EINVAL);
 }
 END_TEST
 
 SUITE("cuda: attention", fixture_begin(),
       TESTS(decode_of_all_shapes, decode_of_all_block_sizes, decode_of_odd_shapes,
             decode_of_many_splits, decode_of_runs_and_of_rows, splits_fill_the_device,
-            decode_with_options, decode_with_all_masked, decode_with_little_shared_memory,
+            decode_with_options, decode_of_narrow_numbers, narrow_nan_stays_local,
+            narrow_numbers_with_options, decode_with_all_masked, decode_with_little_shared_memory,
             prefill_of_all_shapes, prefill_with_options),
       LOOPS(4, orders_of_threads_make_no_difference),
       TESTS(results_do_not_depend_on_the_others, wrong_arguments_are_refused))

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/bicache.h"
 #include "kernels/cuda/bicache.h"
@@ -17,7 +18,7 @@ enum { PLANES = 2, HEADS = 3 };
 
 struct shape {
         uint32_t tokens, per_block, dim, n_blocks;
-        size_t element, token, head, plane, offset, block_bytes, pool;
+        size_t element, token, head, plane, offset, block_bytes, pool; /* bytes */
 };
 
 static struct shape shape_of(uint32_t tokens, uint32_t per_block, uint32_t dim, size_t slack,
@@ -26,9 +27,11 @@ static struct shape shape_of(uint32_t tokens, uint32_t per_block, uint32_t dim, 
                           .per_block = per_block,
                           .dim = dim,
                           .n_blocks = DIV_UP(tokens, per_block),
-                          .element = type == KVD_NUMBER_F32 ? 4 : 2};
+                          .element = type == KVD_NUMBER_F32 ? 4 :
+                                     type >= KVD_NUMBER_Q8  ? 1 :
+                                                              2};
 
-        s.token = (dim + slack) * s.element;
+        s.token = kvd_row_bytes(type, dim) + slack * s.element;
         s.head = per_block * s.token;
         s.plane = HEADS * s.head;
         s.offset = offset * s.element;
@@ -44,6 +47,9 @@ static uint8_t *random_pool(const struct shape *s, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F32)
                 memcpy(pool, wide, s->pool);
+        else if (type >= KVD_NUMBER_Q8)
+                for (size_t i = 0; i < n; i++)
+                        pool[i] = (uint8_t)(random_u32() >> 8 & 0x3f);
         else
                 kvd_ops_pick("scalar")->narrow((uint16_t *)pool, wide, n, type);
         return pool;
@@ -109,14 +115,20 @@ static void products_case(uint32_t tokens, uint32_t per_block, uint32_t dim, siz
 }
 
 START_TEST(products_have_the_bits_of_the_reference) {
+        static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
+                                                KVD_NUMBER_Q8,  KVD_NUMBER_Q4,  KVD_NUMBER_E4M3,
+                                                KVD_NUMBER_E5M2};
         static const uint32_t dims[] = {1,  3,   8,   15,   16,   17,   64,
                                         80, 127, 128, 4095, 4096, 4100, 9000};
 
         fixture_seed((uint64_t)_i);
         for (uint32_t i = 0; i < ARRAY_SIZE(dims); i++)
-                for (uint32_t type = KVD_NUMBER_F32; type <= KVD_NUMBER_BF16; type++) {
+                for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
+                        enum kvd_number type = types[t];
                         uint32_t tokens = dims[i] < 200 ? 5 + 31 * (i % 3) : 3;
 
+                        if (kvd_is_quantised(type) && dims[i] % 2)
+                                continue;
                         products_case(tokens, 16, dims[i], 0, 0, type);
                         products_case(tokens, 5, dims[i], i % 2 ? 8 : 3, i % 3 * 4, type);
                 }
@@ -129,6 +141,8 @@ START_TEST(what_cannot_be_is_refused) {
         ck_assert_int_eq(gpu_products(fixture_gpu(), NULL, &a), -EINVAL);
         a.per_block = 1;
         a.number = 4;
+        ck_assert_int_eq(gpu_products(fixture_gpu(), NULL, &a), -EINVAL);
+        a.number = KVD_NUMBER_Q8;
         ck_assert_int_eq(gpu_products(fixture_gpu(), NULL, &a), -EINVAL);
         a.tokens = 0;
         ck_assert_int_eq(gpu_products(fixture_gpu(), NULL, &a), 0);

@@ -91,12 +91,13 @@ static void compact_case(uint32_t per_block, uint32_t bytes, bool nhd, size_t le
 }
 
 START_TEST(tokens_come_together_as_in_the_reference) {
-        static const uint32_t bytes[] = {2, 6, 16, 34, 128, 256, 1024};
+        static const uint32_t bytes[] = {1, 2, 6, 16, 34, 41, 128, 256, 1024};
 
         fixture_seed((uint64_t)_i);
         for (uint32_t i = 0; i < ARRAY_SIZE(bytes); i++)
                 for (uint32_t k = 0; k < 4; k++)
-                        compact_case(k < 2 ? 16 : 5, bytes[i], k % 2, k == 3 ? 2 : 32 * (k % 2));
+                        compact_case(k < 2 ? 16 : 5, bytes[i], k % 2,
+                                     k == 3 ? 2 - i % 2 : 32 * (k % 2));
 }
 END_TEST
 
@@ -129,8 +130,6 @@ START_TEST(what_cannot_be_is_refused) {
 
         make_scene(&s, 16, 16, false, 0);
         bad = s.a, bad.index = 0;
-        ck_assert_int_eq(gpu_compact(fixture_gpu(), NULL, &bad), -EINVAL);
-        bad = s.a, bad.offset = 1;
         ck_assert_int_eq(gpu_compact(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.per_block = 0;
         ck_assert_int_eq(gpu_compact(fixture_gpu(), NULL, &bad), -EINVAL);

@@ -11,7 +11,10 @@
 #include "tests/kernels/cuda/fixture.h"
 #include "tests/lib/suite.h"
 
-static const uint32_t numbers[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+static const uint32_t numbers[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16},
+                      row_numbers[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
+                                       KVD_NUMBER_Q8,  KVD_NUMBER_Q4,  KVD_NUMBER_E4M3,
+                                       KVD_NUMBER_E5M2};
 
 static const struct kvd_ops *ops(void) {
         return kvd_ops_pick("scalar");
@@ -134,17 +137,17 @@ struct shape {
 
 enum { BLOCKS = 5, LAYER = 1, LAYERS = 2 };
 
-struct planes { /* strides in a block, in elements */
+struct planes { /* strides in a block, in bytes */
         size_t head, slot, plane, block;
 };
 
-static struct planes planes_of(const struct shape *s) {
-        size_t dim = 2 * s->half;
-        struct planes p = {s->block_tokens * dim, dim, s->kv_heads * s->block_tokens * dim, 0};
+static struct planes planes_of(const struct shape *s, uint32_t number) {
+        size_t row = kvd_row_bytes(number, 2 * s->half);
+        struct planes p = {s->block_tokens * row, row, s->kv_heads * s->block_tokens * row, 0};
 
         if (s->nhd) {
-                p.head = dim;
-                p.slot = s->kv_heads * dim;
+                p.head = row;
+                p.slot = s->kv_heads * row;
         }
         p.block = 2 * LAYERS * p.plane;
         return p;
@@ -153,9 +156,8 @@ static struct planes planes_of(const struct shape *s) {
 /* Computes the expected pool: every new row, head by head. */
 static void expect(const struct shape *s, const struct gpu_rotate *a, float *qkv,
                    const float *cosine, const float *sine, const uint32_t *ids, uint8_t *pool) {
-        struct planes p = planes_of(s);
-        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim,
-               bytes = size_of(a->number);
+        struct planes p = planes_of(s, a->number);
+        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim;
 
         for (uint32_t r = 0; r < a->n; r++) {
                 uint32_t position = a->first + r, id = ids[position / s->block_tokens];
@@ -169,29 +171,58 @@ static void expect(const struct shape *s, const struct gpu_rotate *a, float *qkv
                         size_t at = id * p.block + (2 * LAYER + h / s->kv_heads) * p.plane +
                                     h % s->kv_heads * p.head + position % s->block_tokens * p.slot;
 
-                        memcpy(pool + at * bytes, narrowed(keys + h * dim, dim, a->number),
-                               dim * bytes);
+                        (h < s->kv_heads ? ops()->write_key :
+                                           ops()->write_row)(pool + at, keys + h * dim,
+                                                             (uint32_t)dim, a->number);
                 }
         }
 }
 
+/*
+ * Some values are equal, not finite, or beyond what f16 and numbers of 8 bits can hold. The bits of a
+ * NaN of 16 or 32 bits are not determined.
+ */
+static float *extreme_floats(const struct shape *s, uint32_t n, uint32_t number) {
+        const float extremes[] = {number < KVD_NUMBER_Q8 ? 0.0f : NAN,
+                                  -INFINITY,
+                                  1e30f,
+                                  -70000.0f,
+                                  464.0f,
+                                  1e-7f,
+                                  -0.0f};
+        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim,
+               last = s->kv_heads * dim;
+        float *qkv = random_floats(n * all);
+
+        for (uint32_t r = 0; r < n; r++) {
+                float *value = qkv + (r + 1) * all - last;
+
+                if (r % 4 == 3)
+                        for (size_t i = 0; i < dim; i++)
+                                value[i] = -0.25f;
+                else if (r % 4 > 0)
+                        value[random_u32() % last] = extremes[random_u32() % ARRAY_SIZE(extremes)];
+        }
+        return qkv;
+}
+
 static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint32_t stored,
                         uint32_t number) {
-        struct planes p = planes_of(s);
-        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim, bytes = size_of(number);
-        float *qkv = random_floats(n * all), *expected = copy_floats(qkv, n * all);
+        struct planes p = planes_of(s, number);
+        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim;
+        float *qkv = extreme_floats(s, n, number), *expected = copy_floats(qkv, n * all);
         float *cosine = random_floats(n * s->half), *sine = random_floats(n * s->half);
         uint32_t *ids = buffer(((first + n - 1) / s->block_tokens + 1) * sizeof *ids);
-        uint8_t *pool = buffer(BLOCKS * p.block * bytes), *same = buffer(BLOCKS * p.block * bytes);
+        uint8_t *pool = buffer(BLOCKS * p.block), *same = buffer(BLOCKS * p.block);
         const struct gpu_rotate a = {
                 .qkv = address_of(qkv),
                 .cosine = address_of(cosine),
                 .sine = address_of(sine),
-                .blocks = {address_of(pool), p.block * bytes, address_of(ids)},
-                .k_offset = 2 * LAYER * p.plane * bytes,
-                .v_offset = (2 * LAYER + 1) * p.plane * bytes,
-                .head_stride = p.head * bytes,
-                .slot_stride = p.slot * bytes,
+                .blocks = {address_of(pool), p.block, address_of(ids)},
+                .k_offset = 2 * LAYER * p.plane,
+                .v_offset = (2 * LAYER + 1) * p.plane,
+                .head_stride = p.head,
+                .slot_stride = p.slot,
                 .n = n,
                 .first = first,
                 .stored = stored,
@@ -210,24 +241,25 @@ static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint3
         fixture_wait();
         for (uint32_t r = 0; r < n; r++) /* keys and values are needed in the blocks only */
                 assert_same_bits(qkv + r * all, expected + r * all, s->heads * dim, "queries");
-        ck_assert_mem_eq(pool, same, BLOCKS * p.block * bytes);
+        ck_assert_mem_eq(pool, same, BLOCKS * p.block);
         buffers_free();
 }
 
 START_TEST(keys_and_values_reach_their_slots) {
         static const struct shape shapes[] = {
                 {4, 2, 16, 16, false}, {4, 2, 16, 16, true}, {1, 1, 1, 1, false},
-                {6, 3, 5, 7, true},    {8, 8, 64, 3, false},
+                {6, 3, 5, 7, true},    {8, 8, 64, 3, false}, {2, 2, 50, 5, false},
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(shapes); i++)
-                for (size_t t = 0; t < ARRAY_SIZE(numbers); t++) {
+                for (size_t t = 0; t < ARRAY_SIZE(row_numbers); t++) {
                         uint32_t bt = shapes[i].block_tokens;
 
-                        rotate_case(shapes + i, 0, 1, 0, numbers[t]);
-                        rotate_case(shapes + i, bt - 1, bt + 2, 0, numbers[t]);
-                        rotate_case(shapes + i, 2 * bt + bt / 2, 2 * bt, 3 * bt, numbers[t]);
-                        rotate_case(shapes + i, 3, 4, 100, numbers[t]); /* everything is stored */
+                        rotate_case(shapes + i, 0, 1, 0, row_numbers[t]);
+                        rotate_case(shapes + i, bt - 1, bt + 2, 0, row_numbers[t]);
+                        rotate_case(shapes + i, 2 * bt + bt / 2, 2 * bt, 3 * bt, row_numbers[t]);
+                        rotate_case(shapes + i, 3, 4, 100,
+                                    row_numbers[t]); /* everything is stored */
                 }
 }
 END_TEST

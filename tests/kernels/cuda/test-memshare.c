@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ipc/base/format.h"
 #include "ipc/base/util.h"
 #include "kernels/cuda/memshare.h"
 #include "kernels/memshare.h"
@@ -16,7 +17,9 @@
 
 enum { BLOCKS = 6, ANGLES = 3 };
 
-static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16,
+                                        KVD_NUMBER_Q8,  KVD_NUMBER_Q4,  KVD_NUMBER_E4M3,
+                                        KVD_NUMBER_E5M2};
 
 struct scene {
         struct kvd_memshare_shape shape;
@@ -27,8 +30,16 @@ struct scene {
         struct kvd_memshare_query query;
 };
 
-static size_t elements(const struct kvd_memshare_shape *s) {
-        return (size_t)2 * s->layers * s->heads * s->tokens * s->dim;
+static size_t plane_rows(const struct kvd_memshare_shape *s) {
+        return (size_t)s->heads * s->tokens;
+}
+
+static size_t all_rows(const struct kvd_memshare_shape *s) {
+        return 2 * s->layers * plane_rows(s);
+}
+
+static size_t all_bytes(const struct kvd_memshare_shape *s) {
+        return all_rows(s) * kvd_row_bytes(s->type, s->dim);
 }
 
 static struct gpu_block_shape gpu_shape(const struct kvd_memshare_shape *s) {
@@ -40,22 +51,31 @@ static const void *data_of(const struct scene *s, uint32_t i) {
         return pool_block(&s->pool, i) ? pool_block(&s->pool, i) + s->a.offset : NULL;
 }
 
+static void put_row(const struct scene *s, uint32_t b, size_t row, const float *x) {
+        const struct kvd_ops *ops = kvd_ops_pick("scalar");
+
+        (row / plane_rows(&s->shape) % 2 ?
+                 ops->write_row :
+                 ops->write_key)((uint8_t *)data_of(s, b) +
+                                         row * kvd_row_bytes(s->shape.type, s->shape.dim),
+                                 x, s->shape.dim, s->shape.type);
+}
+
 /* Blocks similar to the first one, each a little less so; every third is far away. */
 static void fill_blocks(struct scene *s) {
         const struct kvd_memshare_ops *ops = kvd_ops_pick("scalar")->memshare;
-        size_t n_norms = 2 * s->shape.layers;
-        size_t size = number_bytes(s->shape.type);
-        float *base = random_floats(elements(&s->shape));
+        size_t n_norms = 2 * s->shape.layers, dim = s->shape.dim;
+        float *base = random_floats(all_rows(&s->shape) * dim), *x = buffer(dim * sizeof *x);
 
         s->norms = buffer(BLOCKS * n_norms * sizeof(float));
         for (uint32_t b = 0; b < BLOCKS; b++) {
-                uint8_t *to = (uint8_t *)data_of(s, b);
-
-                for (size_t i = 0; i < elements(&s->shape); i++)
-                        number_put(to + i * size, s->shape.type,
-                                   base[i] + (float)b * number_random(-0.1f, 0.1f) +
-                                           (b % 3 == 2 ? 0.5f : 0.0f));
-                ops->norms(&s->shape, to, s->norms + b * n_norms);
+                for (size_t row = 0; row < all_rows(&s->shape); row++) {
+                        for (size_t d = 0; d < dim; d++)
+                                x[d] = base[row * dim + d] + (float)b * number_random(-0.1f, 0.1f) +
+                                       (b % 3 == 2 ? 0.5f : 0.0f);
+                        put_row(s, b, row, x);
+                }
+                ops->norms(&s->shape, data_of(s, b), s->norms + b * n_norms);
         }
 }
 
@@ -73,7 +93,7 @@ static void make_angles(struct scene *s, uint32_t half) {
 /* Pairs each block with the others. lead: elements before the first key. */
 static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
                        enum kvd_memshare_metric metric, uint32_t half, uint32_t lead) {
-        size_t size = number_bytes(shape.type);
+        size_t size = kvd_is_narrow(shape.type) ? 1 : number_bytes(shape.type);
         uint32_t n = 0;
 
         *s = (struct scene){.shape = shape};
@@ -82,8 +102,7 @@ static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
                                       .metric = metric,
                                       .half = half,
                                       .limit = (double)INFINITY};
-        pool_make(&s->pool, BLOCKS,
-                  ALIGN_UP(s->a.offset + elements(&shape) * size, lead % 8 ? 4 : 16));
+        pool_make(&s->pool, BLOCKS, ALIGN_UP(s->a.offset + all_bytes(&shape), lead % 8 ? 4 : 16));
         s->a.blocks = s->pool.blocks;
         fill_blocks(s);
         make_angles(s, half);
@@ -161,15 +180,18 @@ START_TEST(distances_have_the_bits_of_the_reference) {
 
         fixture_seed((uint64_t)_i);
         for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
-                for (uint32_t i = 0; i < 9; i++) {
+                for (uint32_t i = 0; i < 21; i++) {
                         uint32_t half = (i + d + (uint32_t)_i) % 3 == 0 ? 0 :
                                         (i + d) % 2 == 0                ? dims[d] / 2 :
                                                                           dims[d] / 4;
-                        struct kvd_memshare_shape shape = {1 + (d + i) % 5, 1 + i % 3,
-                                                           1 + (d * 5 + i) % 17, dims[d],
-                                                           types[(i / 3 + (uint32_t)_i) % 3]};
+                        struct kvd_memshare_shape shape =
+                                {1 + (d + i) % 5, 1 + i % 3, 1 + (d * 5 + i) % 17, dims[d],
+                                 types[(i / 3 + (uint32_t)_i) % ARRAY_SIZE(types)]};
                         struct scene s;
 
+                        if ((kvd_is_quantised(shape.type) && shape.dim % 2) ||
+                            (kvd_is_narrow(shape.type) && (d + (uint32_t)_i) % 2))
+                                continue; /* every other one, to save time */
                         make_scene(&s, shape, (enum kvd_memshare_metric)(1 + i % 3), half,
                                    i % 4 == 3 ? 5 : 8);
                         s.a.n = 7;
@@ -185,10 +207,9 @@ END_TEST
  */
 START_TEST(large_planes_have_them_too) {
         static const struct kvd_memshare_shape shapes[] = {
-                {3, 5, 16, 72, KVD_NUMBER_BF16},
-                {2, 8, 16, 128, KVD_NUMBER_BF16},
-                {1, 2, 300, 8, KVD_NUMBER_F32},
-                {16, 1, 2, 8, KVD_NUMBER_F16},
+                {3, 5, 16, 72, KVD_NUMBER_BF16}, {2, 8, 16, 128, KVD_NUMBER_BF16},
+                {1, 2, 300, 8, KVD_NUMBER_F32},  {16, 1, 2, 8, KVD_NUMBER_F16},
+                {3, 5, 16, 72, KVD_NUMBER_Q4},   {2, 2, 300, 8, KVD_NUMBER_E4M3},
         };
 
         for (uint32_t i = 0; i < 3 * ARRAY_SIZE(shapes); i++) {
@@ -209,13 +230,16 @@ START_TEST(holes_and_nan_are_far) {
         for (uint32_t metric = 1; metric <= 3; metric++)
                 for (uint32_t t = 0; t < ARRAY_SIZE(types); t++) {
                         struct kvd_memshare_shape shape = {4, 2, 4, 24, types[t]};
-                        size_t size = number_bytes(types[t]), at = elements(&shape) / 2 + 17;
+                        float *broken = random_floats(shape.dim);
                         struct scene s;
 
-                        make_scene(&s, shape, (enum kvd_memshare_metric)metric, t == 1 ? 8 : 0, 8);
-                        number_put((uint8_t *)data_of(&s, 1) + at * size, types[t], NAN);
-                        number_put((uint8_t *)data_of(&s, 2) + at * size, types[t], INFINITY);
-                        memcpy((uint8_t *)data_of(&s, 4), data_of(&s, 3), elements(&shape) * size);
+                        make_scene(&s, shape, (enum kvd_memshare_metric)metric, t % 2 == 1 ? 8 : 0,
+                                   8);
+                        broken[17] = NAN;
+                        put_row(&s, 1, all_rows(&shape) / 2, broken);
+                        broken[17] = INFINITY;
+                        put_row(&s, 2, all_rows(&shape) / 2, broken);
+                        memcpy((uint8_t *)data_of(&s, 4), data_of(&s, 3), all_bytes(&shape));
                         pool_drop(&s.pool, 5);
                         ck_assert_uint_lt(compare(&s), s.a.n);
                         s.a.limit = 1e9;
@@ -232,14 +256,16 @@ START_TEST(norms_have_the_bits_of_the_reference) {
         const struct kvd_memshare_ops *ops = kvd_ops_pick("scalar")->memshare;
 
         fixture_seed((uint64_t)_i);
-        for (uint32_t i = 0; i < 6 * ARRAY_SIZE(dims); i++) {
-                struct kvd_memshare_shape shape = {1 + i % 3, 1 + i % 4, 1 + i % 19, dims[i / 6],
-                                                   types[i % 3]};
+        for (uint32_t i = 0; i < 14 * ARRAY_SIZE(dims); i++) {
+                struct kvd_memshare_shape shape = {1 + i % 3, 1 + i % 4, 1 + i % 19, dims[i / 14],
+                                                   types[i % ARRAY_SIZE(types)]};
                 size_t n_norms = 2 * shape.layers;
                 struct gpu_norms a = {.shape = gpu_shape(&shape), .n = BLOCKS};
                 float *norms = buffer(n_norms * sizeof *norms);
                 struct scene s;
 
+                if (kvd_is_quantised(shape.type) && shape.dim % 2)
+                        continue;
                 make_scene(&s, shape, KVD_MEMSHARE_FRO_NORM, 0, i % 5 == 4 ? 5 : 8);
                 pool_drop(&s.pool, 3);
                 a.blocks = s.a.blocks;
@@ -266,6 +292,8 @@ START_TEST(what_no_kernel_takes_is_refused) {
 
         make_scene(&s, shape, KVD_MEMSHARE_RELATIVE, 4, 8);
         bad = s.a, bad.shape.number = 0;
+        ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.shape.number = KVD_NUMBER_Q8, bad.shape.dim = 9;
         ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
         bad = s.a, bad.shape.order = 3;
         ck_assert_int_eq(gpu_distances(gpu, NULL, &bad), -EINVAL);
