@@ -164,7 +164,8 @@ def test_more_requests_at_once(it: Instance, alone: Engine, one: Engine) -> None
         nothing_is_held(small)
         small.check()
     full, *others = seen.values()
-    assert all(each["most"] >= 1.5 * full["most"] and not each["preemptions"] for each in others), seen
+    fit = full["most"] - (full["preemptions"] > 0)      # one more had begun, and was preempted
+    assert all(each["most"] >= 1.5 * fit and not each["preemptions"] for each in others), seen
     assert full["right"] >= 9 and all(each["right"] >= full["right"] - 1 for each in others), seen
 
 

@@ -197,9 +197,9 @@ static void start_for_two(struct instance *daemon) {
                      SETTINGS("--socket", daemon->socket, "--user", "root", "--backend", "host",
                               "--pool", "4M", "--set", "daemon.segment=256K", "--set",
                               "daemon.pages=small", "--set", "daemon.log=error", "--set",
-                              "daemon.quarantine_ms=20", "--set", "daemon.socket_mode=0666",
-                              "--set", "domain a.users=65534", "--set", "domain b.users=65533",
-                              "--set", "domain b.guarantee=1M"),
+                              "daemon.max_clients=256", "--set", "daemon.quarantine_ms=20", "--set",
+                              "daemon.socket_mode=0666", "--set", "domain a.users=65534", "--set",
+                              "domain b.users=65533", "--set", "domain b.guarantee=1M"),
                      true);
 }
 
@@ -228,7 +228,8 @@ static void begin(struct hostile *h, bool apart) {
                 start_for_two(&h->daemon);
         else
                 instance_start(&h->daemon, SETTINGS("daemon.pool=4M", "daemon.segment=256K",
-                                                    "daemon.pages=small", "daemon.log=error"));
+                                                    "daemon.pages=small", "daemon.log=error",
+                                                    "daemon.max_clients=256"));
         victim_start(&h->victim, &h->daemon, apart ? USER_B : 0);
         h->conn = instance_connect(&h->daemon);
         while (h->victim.facts->operations < 300) /* until the pool has all its segments */
