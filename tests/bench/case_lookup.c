@@ -24,7 +24,8 @@ struct world {
         struct chains chains;
         struct kvd_side kvd;
         struct peers peers;
-        kvd *handle; /* of a client that attaches, */
+        struct peer *runs; /* NULL if not installed */
+        kvd *handle;       /* of a client that attaches, */
         kvd_space *space;
         struct kvd_pin pin; /* and of any: the answer, until it is released */
         uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
@@ -67,6 +68,21 @@ static int choose_keys(void *ctx, uint32_t chain) {
         return peer->prepare ? peer->prepare(peer) : 0;
 }
 
+static int choose_runs(void *ctx, uint32_t chain) {
+        struct block_key keys[CHAIN_BLOCKS];
+        struct peer *peer = ctx;
+        struct world *w = peer->world;
+
+        choose(w, chain);
+        chain_keys(&w->chains, chain, keys);
+        peer->verb = PEER_FIND;
+        peer->n = CHAIN_BLOCKS / RUN_BLOCKS;
+        peer->tokens = w->tokens;
+        for (uint32_t i = 0; i < peer->n; i++)
+                peer->keys[i] = keys[(i + 1) * RUN_BLOCKS - 1];
+        return 0;
+}
+
 static int run_chain(const struct bench *bench, struct world *w, const char *name, bool hot) {
         struct contest contest = bench_contest(bench, name, w->chains.n_chains);
 
@@ -75,6 +91,8 @@ static int run_chain(const struct bench *bench, struct world *w, const char *nam
         contest.hot = hot;
         contest_add(&contest, (struct contender){"kvd", choose, ask, unpin, w});
         peers_add(&contest, &w->peers, choose_keys);
+        if (w->runs)
+                contest_add(&contest, peer_contender(w->runs, choose_runs));
         return bench_run(bench, &contest);
 }
 
@@ -126,6 +144,20 @@ static void report_index(const struct bench *bench, const struct world *w) {
 static const char *const chain_cases[] = {"chain-cold", "chain-hot", NULL};
 static const char *const other_cases[] = {"index", "attach", NULL};
 
+static int start_runs(struct world *w, const char *dir) {
+        char folder[300];
+        int r;
+
+        snprintf(folder, sizeof folder, "%s/runs", dir);
+        if (mkdir(folder, 0700) < 0)
+                return -errno;
+        r = lmdb_peer_new(folder, w->chains.n_blocks * 256 + (UINT64_C(64) << 20), true, &w->runs);
+        if (r < 0)
+                return r == -ENOSYS ? 0 : r;
+        w->runs->world = w;
+        return w->runs->fill(w->runs, w->chains.n_blocks);
+}
+
 static int start(const struct bench *bench, struct world *w, const char *dir) {
         int r;
 
@@ -142,7 +174,8 @@ static int start(const struct bench *bench, struct world *w, const char *dir) {
         if (r < 0)
                 return r;
         w->peers.socket->world = w;
-        return peers_fill(&w->peers, w->chains.n_blocks);
+        r = peers_fill(&w->peers, w->chains.n_blocks);
+        return r < 0 ? r : start_runs(w, dir);
 }
 
 int cases_lookup(const struct bench *bench) {
@@ -162,6 +195,8 @@ int cases_lookup(const struct bench *bench) {
                 report_index(bench, &w);
                 r = run_attach(bench, &w);
         }
+        if (w.runs)
+                w.runs->end(w.runs);
         peers_end(&w.peers);
         kvd_side_end(&w.kvd);
         return r;

@@ -6,13 +6,13 @@
 #include "tests/bench/report.h"
 
 #ifndef KVD_BENCH_LMDB
-int lmdb_peer_new(const char *dir, uint64_t map_bytes, struct peer **ret) {
+int lmdb_peer_new(const char *dir, uint64_t map_bytes, bool runs, struct peer **ret) {
         return -ENOSYS;
 }
 #endif
 
 int peers_start(struct peers *peers, const char *dir, uint64_t map_bytes, void *world) {
-        int r = lmdb_peer_new(dir, map_bytes, &peers->lmdb);
+        int r = lmdb_peer_new(dir, map_bytes, false, &peers->lmdb);
 
         if (r >= 0 || r == -ENOSYS)
                 r = redis_peer_new(dir, &peers->redis);

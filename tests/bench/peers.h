@@ -9,6 +9,7 @@
  * batch for a whole chain, server and client on one processor.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,8 @@
 
 #define PEER_VALUE "a block's place" /* 16 bytes with its end */
 #define PEER_KEYS 128u
+#define RUN_BLOCKS 16u
+#define RUN_TOKENS (RUN_BLOCKS * BLOCK_TOKENS)
 
 enum peer_verb { PEER_FIND, PEER_PUT, PEER_READ };
 
@@ -32,13 +35,14 @@ struct peer {
         enum peer_verb verb;
         uint32_t n;
         struct block_key keys[PEER_KEYS];
-        const void *value; /* of each key, for PEER_PUT */
-        size_t bytes;      /* of a value, for PEER_PUT and PEER_READ */
-        uint64_t sum;      /* of bytes that were read, so that no compiler leaves reading out */
+        const uint32_t *tokens; /* of each key, for a peer with runs */
+        const void *value;      /* of each key, for PEER_PUT */
+        size_t bytes;           /* of a value, for PEER_PUT and PEER_READ */
+        uint64_t sum; /* of bytes that were read, so that no compiler leaves reading out */
 };
 
-/* -ENOSYS if it is not installed. */
-int lmdb_peer_new(const char *dir, uint64_t map_bytes, struct peer **ret);
+/* -ENOSYS if it is not installed. runs: a key is that of a run's last block, as kvd's index has it. */
+int lmdb_peer_new(const char *dir, uint64_t map_bytes, bool runs, struct peer **ret);
 int redis_peer_new(const char *dir, struct peer **ret);
 int socket_peer_new(struct peer **ret);
 
