@@ -85,7 +85,7 @@ static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
         return false;
 }
 
-/* The same. Another client may use the block, too: retire() looks. */
+/* The same, by the clients that the last look found. */
 static bool seems_in_use(struct space *space, uint32_t id, uint32_t *reads) {
         const struct block *b = &space->blocks[id];
 
@@ -496,8 +496,7 @@ static bool retire(struct space *space, uint32_t id) {
 
 /*
  * Evicts a leaf unless it is in use. Pins are looked at before its word changes, too: clients that
- * pin it should not see it RETIRING again and again. (In try_coldest, a client can see that once for
- * each group, if it began to use it after the last look.)
+ * pin it should not see it RETIRING again and again.
  */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
         if (!block_in_use(space, id, reads) && retire(space, id))
@@ -548,7 +547,7 @@ static bool try_coldest(struct space *space, struct arena *arena, uint32_t *read
                 return false;
         }
         spend(reads, look_reads(space) + worth_reads(space, id));
-        if (warmed_up(space, id))
+        if (users_look(space, id) || warmed_up(space, id))
                 return false;
         space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
         return retire(space, id);
