@@ -337,7 +337,10 @@ int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, cons
 
 /* true: the block is still sealed with this generation, and now pinned */
 bool pin_block(struct view *view, kvd_ref ref);
-/* Only counts; returns the number of pins before. The caller knows that the block stays, or looks again. */
+/*
+ * Counts a pin (C2b to C4), and returns the number of pins before it. The caller holds the block in
+ * another way, or looks at its slot word again.
+ */
 static inline uint32_t count_pin(struct view *view, uint32_t id) {
         kvd_group_use(view->groups, id);
         return atomic_fetch_add(&view->words[id].pins, 1);

@@ -39,7 +39,7 @@
  *              +--------------------+ kvd_asked_off(capacity)
  *              | asked              |   KVD_ASKED_WORDS x 8: ring of the last lookups (struct kvd_asked)
  *              +--------------------+ kvd_groups_off(capacity)
- *              | groups             |   a bit for each KVD_GROUP_IDS ids: 0 if the client never wrote their words
+ *              | groups             |   a bit for each KVD_GROUP_IDS ids: whether the client has used their words
  *              +--------------------+ kvd_posts_off(capacity)
  *              | posts              |   kvd_posts(block_tokens) x kvd_post_stride(block_tokens): ring of struct kvd_post
  *              +--------------------+
@@ -458,10 +458,9 @@ struct kvd_pin_words {
 static_assert(sizeof(struct kvd_pin_words) == 8, "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
- * Whoever looks for a block's pins reads a word of each client, of which most have none near it. So
- * blocks have groups: a client sets the bit of a group, for good, before it first counts a pin there
- * (step C2b of tests/client/spin/pins.pml), and words of other groups need not be read. Their pages
- * stay holes.
+ * Block ids are divided into groups. Before a client first pins a block of a group, it sets the
+ * group's bit (step C2b of tests/client/spin/pins.pml), which stays set. So the daemon reads no pins
+ * of a client in groups that the client never used, and their pages stay holes.
  */
 #define KVD_GROUP_IDS 512u /* words of a page */
 
@@ -474,9 +473,9 @@ static inline uint64_t kvd_group_bit(uint32_t id) {
 }
 
 /*
- * C2b: the bit may be another thread's, whose fetch_or this load then follows. So this thread's
- * second look (C5) comes after the bit, which comes after D2 if the daemon does not see it. An
- * acquire would not be enough for C11, in which it is no part of the order of all seq_cst accesses.
+ * C2b. Another thread may have set the bit. If the daemon did not see it after D2, then D2 precedes
+ * that thread's fetch_or, this load and this thread's second look (C5) in the single order of seq_cst
+ * accesses, and C5 sees D2. An acquire load would not be part of that order.
  */
 static inline void kvd_group_use(shm_u64 *groups, uint32_t id) {
         shm_u64 *word = kvd_group_word(groups, id);

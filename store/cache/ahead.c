@@ -30,7 +30,10 @@ static uint32_t guess_next(const struct space *space, const struct arena *arena,
         return ++*at < arena->n_heap ? arena->heap[*at] : NONE;
 }
 
-/* Prefetches its descriptor, and its words in the clients' pin pages. Returns the lines of a block. */
+/*
+ * Prefetches a block's descriptor, and its words in the clients' pin pages. Returns how many cache
+ * lines the block takes.
+ */
 static uint32_t fetch_words(const struct space *space, uint32_t id) {
         uint32_t lines = 3;
 

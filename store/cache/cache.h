@@ -255,11 +255,10 @@ struct ages {
 
 /* Which attachments use which groups of blocks, see users.c. */
 struct users {
-        shm_u64 **groups;  /* owned; by seat: in its page */
-        uint64_t *present; /* owned; a bit for each seat: there is an attachment */
-        uint64_t *
-                known; /* owned; words for each group; a bit for each seat that is known to use it */
-        uint32_t words;
+        shm_u64 **groups;  /* owned; by seat: in the attachment's page */
+        uint64_t *present; /* owned; a bit for each seat that has an attachment */
+        uint64_t *known;   /* owned; for each group, a bit for each seat that uses it */
+        uint32_t words;    /* of 64 seats */
 };
 
 struct leaves { /* evict.c */

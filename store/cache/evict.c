@@ -58,16 +58,16 @@ static void spend(uint32_t *reads, uint32_t n) {
 }
 
 /*
- * Reads of a look at all clients' groups, whose lines are in the caches, unless clients write to
- * them all the time.
+ * The cost of a look at all clients' groups, in reads. Their words are mostly in the caches, but a
+ * client that keeps writing to its word can prevent that.
  */
 static uint32_t look_reads(const struct space *space) {
         return 1 + space->n_attachments / 2;
 }
 
 /*
- * By the clients that the last look found. Looks first at the one that had it pinned last time,
- * which usually suffices.
+ * Among the clients that the last look found. The one that had the block pinned last time comes
+ * first, which usually suffices.
  */
 static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
         struct block *b = &space->blocks[id];
@@ -85,7 +85,7 @@ static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
         return false;
 }
 
-/* The same, by the clients that the last look found. */
+/* The same, but only among the clients that the last look found. */
 static bool seems_in_use(struct space *space, uint32_t id, uint32_t *reads) {
         const struct block *b = &space->blocks[id];
 
@@ -111,7 +111,7 @@ static uint64_t time_of_touch(const struct space *space, const struct attachment
         return touch && when <= space->clock ? when : 0;
 }
 
-/* By the clients that the last look found. */
+/* Among the clients that the last look found. */
 static uint64_t last_use(const struct space *space, uint32_t id) {
         uint64_t last = space->blocks[id].stamp & CLOCK;
 
@@ -184,7 +184,7 @@ static const struct policy *policy_of(const struct space *space) {
         return &policies[space->ix->policy];
 }
 
-/* Where the methods decide, other words of the clients that use the block are read, too. */
+/* Policies that go by worth read another word of each client that uses the block's group. */
 static uint32_t worth_reads(const struct space *space, uint32_t id) {
         uint32_t n = 0;
 
@@ -467,7 +467,7 @@ static void leave_lists(struct space *space, uint32_t id) {
         b->poisoned = false;
 }
 
-/* D4. False also if other clients turn out to use the block's group: times of use are to be read. */
+/* D4. Also false if the look finds new users of the group, whose times of use are not known yet. */
 static bool is_left_alone(struct space *space, uint32_t id) {
         uint32_t reads = space->n_attachments;
         bool news = users_look(space, id);

@@ -119,10 +119,11 @@ int users_open(struct space *space, uint32_t seats);
 void users_close(struct space *space);
 void users_enter(const struct attachment *a);
 void users_leave(const struct attachment *a);
-/* finds out which clients use the block's group now; true: others than those of the last look, too */
+/* notes which clients use the block's group; true if there are new ones since the last look */
 bool users_look(const struct space *space, uint32_t id);
-/* of those that the last look found: whether that seat's is one, and the first after a, or after NULL; NULL: there are no more */
+/* whether the last look found that seat's client */
 bool users_have(const struct space *space, uint32_t id, uint32_t seat);
+/* the next one that it found after a, or the first one if a is NULL; NULL after the last one */
 struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a);
 
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which clients use which groups of blocks (KVD_GROUP_IDS), so that only their words are read. A
- * client sets a bit in its page before it first pins a block of a group, and never clears it. The
- * daemon remembers the bits that it has seen. So a look reads one word of each other client, whose
- * lines stay in the caches, and nothing of an idle client's words, whose pages stay holes.
+ * Which clients use which groups of blocks (KVD_GROUP_IDS). A client sets a bit in its page before it
+ * first pins a block of a group, and never clears it. The daemon remembers the bits that it has seen,
+ * so a look reads one word for each of the other clients. These words stay in the processor's caches.
+ * The pins of a client that does not use the group are not read, so their pages stay holes.
  */
 
 #include "ipc/base/sys.h"

@@ -201,7 +201,7 @@ def engine_of(node: Node, kvd: Container, user: int, capabilities: list[str]) ->
 
 
 def check_engines(node: Node, kvd: Container) -> None:
-    """Of a user in the group, of one who is not, and of root, with and without the capability that runtimes leave it."""
+    """Engines of a user in the group, of a user outside it, and of root with and without the capability DAC_OVERRIDE."""
     group = node.pod["securityContext"]["runAsGroup"]
     for user, groups, added, wanted in ((4001, (group,), [], 0), (4001, (), [], 3), (0, (), ["DAC_OVERRIDE"], 0), (0, (), [], 3)):
         engine = engine_of(node, kvd, user, added)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
-from contextlib import ExitStack
 
-from common import TOKENS, VOCAB, chain, child, daemon, geometry, gone, kvd, main, np, raises, seal, start, torch
+from common import TOKENS, VOCAB, chain, child, geometry, gone, kvd, main, np, raises, seal, start, torch
 
 
 def test_closing_takes_nothing_away(space):
@@ -189,14 +188,6 @@ def test_the_interpreter_ends(space):
             if library is not None:
                 done = child(AT_EXIT, space.daemon.path, library, twice)
                 assert done.returncode == 0 and done.stdout == "end\n" and not done.stderr, done
-
-
-
-def test_sixteen_engines_of_one_user_with_nine_processes_each(_space):
-    """One user alone could have 128 connections, and pools are as small as 64M."""
-    with daemon() as path, ExitStack() as stack:
-        spaces = [stack.enter_context(stack.enter_context(kvd.connect(path)).space("engines", geometry())) for _ in range(144)]
-        assert spaces[0].lookup(chain(1, 2)).tokens == spaces[-1].lookup(chain(1, 2)).tokens == 0
 
 
 if __name__ == "__main__":

@@ -53,8 +53,9 @@ class Geometry:
     dtype applies to K, V and state: a name ("f32", "float32", "f16", "bf16", "bfloat16", "i8", ...) or a dtype of numpy
     or torch. "q8" and "q4" (or "int4") are quantised: a row of head_dim codes of 8 or 4 bits, with a scale and a least
     number for each 64 of them; keys are transformed first (kvd.ops.Quantised, libkvd(3)). "int8" is "i8", numbers without
-    a scale. "e4m3" ("fp8") and "e5m2" are numbers of 8 bits; scales of the engine belong to the fingerprint. rope: keys are stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids are below
-    vocab. fingerprint, two numbers of 64 bits, covers everything else that changes bytes: see kvd.fingerprint.
+    a scale. "e4m3" ("fp8") and "e5m2" are numbers of 8 bits; scales of the engine belong to the fingerprint. rope: keys are
+    stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids are below vocab. fingerprint,
+    two numbers of 64 bits, covers everything else that changes bytes: see kvd.fingerprint.
 
     Programs share a space only if all of these are equal. For blocks with another layout, use Geometry.opaque.
     """

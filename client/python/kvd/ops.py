@@ -13,9 +13,8 @@ kvd's workers and kvlm call the same functions, so measurements with them apply 
 numpy, PyTorch and other libraries with DLPack or numpy's array interface, such as views of blocks in a pool
 (kvd.View). They return tensors of PyTorch if they were given such tensors, and of numpy otherwise. Keys and values are
 float32, float16 or bfloat16 (in numpy: from ml_dtypes, or as bits.view("V2")), torch's float8_e4m3fn or float8_e5m2, or
-Quantised rows. If a shape allows
-strides, memory is read in place as long as the elements of a row are contiguous; other tensors are copied first. Shapes are given as
-[named, axes]; indices and counts are int64.
+Quantised rows. If a shape allows strides, memory is read in place as long as the elements of a row are contiguous; other
+tensors are copied first. Shapes are given as [named, axes]; indices and counts are int64.
 
 Raises TypeError for a wrong kind of tensor, dtype or device, and ValueError for a wrong shape, size or index; nothing
 is changed then. Tensors must be in host memory. keydiff_anchor and keydiff_scores also take PyTorch tensors on a GPU,

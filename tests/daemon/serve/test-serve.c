@@ -422,7 +422,7 @@ static int hold[2]; /* closing it ends the processes that hold connections */
 
 /* Takes connections in a process that holds them; returns their number. */
 static uint32_t take_all(uid_t uid, gid_t group) {
-        struct peer_end *ends[64];
+        struct peer_end *ends[512];
         int told[2];
         uint32_t n;
         char byte;
@@ -465,6 +465,19 @@ START_TEST(a_few_users_cannot_take_all_connections) {
         p = peer_attach(in.socket);
         ck_assert_uint_eq(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients, 17);
         peer_close(p);
+        let_all_go();
+        instance_end(&in);
+}
+END_TEST
+
+/* 16 engines with 8 workers each have 144 connections. One user alone could have 128. */
+START_TEST(many_engines_of_one_user_fit_by_default) {
+        if (getuid() != 0)
+                return;
+        ck_assert_int_eq(pipe(hold), 0);
+        instance_start_public(&in, NULL);
+        ck_assert_uint_ge(take_all(4001, 0), 144);
+        ck_assert_uint_ge(take_all(4002, 0), 64);
         let_all_go();
         instance_end(&in);
 }
@@ -628,6 +641,6 @@ SUITE("serve",
             a_message_from_the_future, a_malformed_frame_ends_the_connection,
             a_block_from_free_to_evicted, leases, a_space_deleted_under_its_client,
             spaces_have_limits, a_space_waits_for_room_that_others_leave, clients_have_limits),
-      TESTS(a_few_users_cannot_take_all_connections, unlisted_users_leave_seats_for_listed_users,
-            an_unmapped_user_is_refused, tenants, a_client_is_ended_by_its_user_or_an_administrator,
-            private_is_private))
+      TESTS(a_few_users_cannot_take_all_connections, many_engines_of_one_user_fit_by_default,
+            unlisted_users_leave_seats_for_listed_users, an_unmapped_user_is_refused, tenants,
+            a_client_is_ended_by_its_user_or_an_administrator, private_is_private))

@@ -276,12 +276,12 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
 
 
 def _numbers(config: VllmConfig, spec: AttentionSpec) -> Any:
-    """Return the dtype of numbers into which the daemon can look; None: there is none."""
+    """Return the dtype of planes, or None if the daemon cannot read such a cache."""
     return spec.dtype if mode_of(spec) == KVQuantMode.NONE else NUMBERS.get(config.cache_config.cache_dtype)
 
 
 def _planes(layers: int, spec: FullAttentionSpec, dtype: Any, number: tuple[int, int]) -> kvd.Geometry:
-    """Return the geometry of blocks into which the daemon can look. Words that stand for pictures are not in a vocabulary."""
+    """Return the geometry of blocks that the daemon can read. Words that stand for pictures are not in a vocabulary."""
     return kvd.Geometry(layers=layers, kv_heads=spec.num_kv_heads, head_dim=spec.head_size, dtype=dtype,
                         vocab=2**32 - 1, block_tokens=spec.block_size, fingerprint=number)
 
@@ -299,7 +299,8 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     if part[1] > 1:
         name += f"-{part[0]}of{part[1]}"
     dense = _dense(caches)
-    geometry = _planes(len(dense), dense[0], _numbers(config, dense[0]), number) if asks_for_methods(config) else kvd.Geometry.opaque(
+    planes = asks_for_methods(config)
+    geometry = _planes(len(dense), dense[0], _numbers(config, dense[0]), number) if planes else kvd.Geometry.opaque(
         _block_bytes(config, caches, kind, stage) * shares, f"vllm-{kind}-{_kernels(config, dense[0])}"[:31].lower(),
         block_tokens=block_tokens(caches), fingerprint=number)
     daemon = kvd.connect(extra("socket", None))
