@@ -121,7 +121,9 @@ struct store_wakes {             /* cache/semaphore.c */
 struct pages {          /* of segments */
         bool huge;      /* reserved 2 MiB pages */
         bool too_few;   /* not so, as there are some such pages, but too few */
+        bool large;     /* the kernel is asked for 2 MiB pages of ordinary memory */
         uint64_t bytes; /* page size of segments: the kernel's, or 2 MiB */
+        struct store_large maker;
 };
 
 struct store {
@@ -168,10 +170,15 @@ struct space *store_space_after(struct store *store, const struct space *space);
 /* The space whose turn it is, after which *turn is the next one's. Not if there are no spaces. */
 struct space *store_space_in_turn(struct store *store, uint32_t *turn);
 
-/* Uses small pages even if there are enough huge ones. Only before there is a space. */
-void store_take_small_pages(struct store *store);
-
-/* Bytes of free reserved 2 MiB pages. */
+/*
+ * cache/pages.c: chooses the pages of host memory. Again, before there is a space: segments of the previous
+ * daemon are worth more than large pages that are free by now, so that it has pages as they have.
+ * reserved_before: bytes in their reserved 2 MiB pages.
+ */
+void pages_choose(struct store *store);
+void pages_choose_again(struct store *store, uint64_t reserved_before);
+uint64_t pages_reserved_in(
+        int fd); /* bytes of reserved 2 MiB pages that the file has; fd may be -1 */
 uint64_t store_free_huge_bytes(void);
 
 /* Returns the error, and stores the text for store_why. */

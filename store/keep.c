@@ -65,9 +65,8 @@ bool space_outlives(const struct space *s) {
         return space_store(s)->config.keep && s->ix->backend != KVD_BACKEND_LEGACY;
 }
 
-/* Reserved huge pages are not kept, since the next daemon could not allocate its pool. */
 static bool keeps(const struct space *s) {
-        return space_outlives(s) && !s->memory.left && !space_store(s)->pages.huge;
+        return space_outlives(s) && !s->memory.left;
 }
 
 static void keep(const struct space *s, struct name name, int fd) {

@@ -6,7 +6,6 @@
  */
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/device.h"
@@ -16,55 +15,6 @@
 #include "store/device/chunk.h"
 #include "store/hooks.h"
 #include "store/job.h"
-
-/* ---- pages ----------------------------------------------------------------------------------- */
-
-#define HUGE_BYTES (UINT64_C(2) << 20)
-
-uint64_t store_free_huge_bytes(void) {
-        FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
-        unsigned long long n = 0;
-
-        if (!f)
-                return 0;
-        if (fscanf(f, "%llu", &n) != 1)
-                n = 0;
-        fclose(f);
-        return n * HUGE_BYTES;
-}
-
-static int choose_pages(struct store *store) {
-        uint64_t needed = ALIGN_UP(store->config.pool_bytes, HUGE_BYTES);
-        uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : store_free_huge_bytes();
-
-        if (store->config.pages == STORE_PAGES_HUGE && have < needed)
-                return store_refuse(
-                        store, -ENOMEM,
-                        "pages = huge needs %llu reserved 2 MiB pages and %llu are free; raise vm.nr_hugepages or set pages = auto",
-                        (unsigned long long)(needed / HUGE_BYTES),
-                        (unsigned long long)(have / HUGE_BYTES));
-        store->pages.too_few = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
-        store->pages.huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
-        store->pages.bytes = store->pages.huge ? HUGE_BYTES : sys_page_bytes();
-        return 0;
-}
-
-void store_take_small_pages(struct store *store) {
-        if (!store->pages.huge)
-                return;
-        store->pages.huge = false;
-        store->pages.bytes = sys_page_bytes();
-}
-
-bool store_wants_pages(const struct store *store) {
-        return store->pages.too_few;
-}
-
-const char *store_pages_name(const struct store *store) {
-        if (store->config.backend != KVD_BACKEND_HOST)
-                return "GPU memory";
-        return store->pages.huge ? "2 MiB, reserved" : "4 KiB";
-}
 
 /* ---- store ----------------------------------------------------------------------------------- */
 
@@ -86,7 +36,8 @@ int store_new(const struct store_config *config, struct store **ret) {
         if (!store->ranks || jobs_new(store) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for jobs");
         store->memory = config->backend == KVD_BACKEND_HOST ? &memory_host : &memory_device;
-        r = config->backend == KVD_BACKEND_HOST ? choose_pages(store) : device_open(store);
+        pages_choose(store);
+        r = config->backend == KVD_BACKEND_HOST ? 0 : device_open(store);
         if (!store->config.pool_most || config->backend != KVD_BACKEND_HOST)
                 store->config.pool_most = store->config.pool_bytes;
         if (r == 0)

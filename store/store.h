@@ -42,7 +42,7 @@ struct store_config {
         uint64_t pool_most;
         /* preferred size of a segment; rounded to whole blocks and pages */
         uint64_t segment_bytes;
-        /* huge: reserved 2 MiB pages, or fail; auto: these pages if there are enough */
+        /* huge: reserved 2 MiB pages, or fail; auto: these if there are enough, or store_large's */
         enum store_pages pages;
         uint32_t max_attachments;    /* maximum number of clients of one space */
         uint32_t backend;            /* enum kvd_backend */
@@ -86,11 +86,26 @@ const char *store_why(const struct store *store);
  */
 int store_make_memory(struct store *store);
 
+/* After store_adopt. -ENOMEM: pages = huge, and fewer 2 MiB pages are reserved than the pool needs. */
+int store_check_pages(struct store *store);
+
 /*
  * Sets a function that closes descriptors of large shared memory. Closing the last one makes the
  * kernel free all its pages, which takes long. Without this function the store closes them itself.
  */
 void store_on_close(struct store *store, void (*called)(void *data, int fd), void *data);
+
+/*
+ * What gives shared memory pages of 2 MiB, outside of this thread. want: such pages are wanted for
+ * that part of the file, whose bounds are multiples of 2 MiB; the descriptor is the store's. busy:
+ * parts still wait. If it is not set, all pages are small ones, unless large ones are reserved.
+ */
+struct store_large {
+        void (*want)(void *data, int fd, uint64_t from, uint64_t bytes);
+        bool (*busy)(void *data);
+        void *data;
+};
+void store_on_large(struct store *store, const struct store_large *large);
 
 /*
  * Sets pool_bytes (a GPU's pool keeps its size) and spill_bytes, and adapts the spaces' limits to

@@ -15,13 +15,12 @@
 #include <sys/mman.h>
 
 #include "client/internal.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define HUGE_BYTES (UINT64_C(2) << 20)
-
 static int reserve_range(uint64_t half, uint8_t **ret) {
-        uint64_t bytes = 2 * half + HUGE_BYTES;
+        uint64_t bytes = 2 * half + SHARED_LARGE;
         uint8_t *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                                 -1, 0);
         uint8_t *aligned;
@@ -29,9 +28,9 @@ static int reserve_range(uint64_t half, uint8_t **ret) {
         if (at == MAP_FAILED)
                 return client_fail(negative_errno(), "no address space for a pool of %llu bytes",
                                    (unsigned long long)bytes);
-        aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
+        aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, SHARED_LARGE);
         munmap(at, (size_t)(aligned - at)); /* does nothing for 0 bytes */
-        munmap(aligned + bytes - HUGE_BYTES, (size_t)(at + HUGE_BYTES - aligned));
+        munmap(aligned + bytes - SHARED_LARGE, (size_t)(at + SHARED_LARGE - aligned));
         *ret = aligned;
         return 0;
 }
@@ -50,7 +49,7 @@ static int check_fits(const struct view *view, uint64_t half) {
 /* Reserves addresses for the maximum number of segments, so that a growing pool keeps its base. */
 static int reserve(struct view *view) {
         uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes,
-                                 HUGE_BYTES);
+                                 SHARED_LARGE);
         struct kvd_space *space = view->space;
         uint8_t *base = space->fixed.base;
         int r = base ? check_fits(view, half) : reserve_range(half, &base);

@@ -134,7 +134,7 @@ const struct setting daemon_settings[] = {
         {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .fixed = true,
          .offset = offsetof(struct config, pages),
          .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them "
-                 "if there are enough."},
+                 "if there are enough, and else 2 MiB pages of ordinary memory where it can."},
         {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .fixed = true,
          .offset = offsetof(struct config, loop),
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},

@@ -17,6 +17,7 @@
 #include "daemon/children/backend.h"
 #include "daemon/children/tier_errors.h"
 #include "daemon/children/worker_jobs.h"
+#include "daemon/serve/large_pages.h"
 #include "ipc/base/sys.h"
 #include "store/file_tier.h"
 
@@ -61,6 +62,8 @@ static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_i
         m->jobs_waiting = store_jobs_waiting(server->store);
         m->degraded = put_degraded(server, server->scratch->degraded);
         m->kept = server->keep ? keep_count(server->keep) : 0;
+        m->large_pages = large_pages_count(server->large).made;
+        m->large_pages_failed = large_pages_count(server->large).failed;
 }
 
 int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct call *call) {

@@ -287,6 +287,8 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
 static int prepare_memory(struct daemon *d, struct kvd_why *why) {
         int r = store_make_memory(d->store);
 
+        if (r >= 0)
+                r = store_check_pages(d->store);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(d->store));
         if (d->backend.backend == KVD_BACKEND_HOST)

@@ -9,13 +9,13 @@
 #include "daemon/serve/closer.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <string.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/chores.h"
 #include "daemon/base/degraded.h"
 #include "daemon/base/log.h"
 #include "ipc/base/sys.h"
@@ -32,12 +32,9 @@
 #define NUDGE_NS 10000000
 
 struct closer {
-        pthread_t thread;
-        bool runs, stop;
-        pthread_mutex_t mutex;
-        pthread_cond_t changed;
-        uint32_t room, first, n; /* the ring in fds */
-        int fds[];               /* owned; room entries */
+        struct chores *chores; /* owned */
+        timer_t nudge;         /* of the thread, once it has closed something */
+        bool has_nudge;
 };
 
 /* ---- which sockets --------------------------------------------------------------------------- */
@@ -77,57 +74,37 @@ static timer_t make_nudge(void) {
 
         event.sigev_notify_thread_id = gettid();
         sigaction(NUDGE, &action, NULL);
-        sigfillset(&set);
-        sigdelset(&set, NUDGE);
-        pthread_sigmask(SIG_SETMASK, &set, NULL);
+        sigemptyset(&set);
+        sigaddset(&set, NUDGE);
+        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
         timer_create(CLOCK_MONOTONIC, &event, &timer);
         return timer;
 }
 
-static void close_slowly(timer_t timer, int fd) {
+static void close_slowly(void *data, const void *item) {
         const struct itimerspec on = {.it_value.tv_nsec = NUDGE_NS,
                                       .it_interval.tv_nsec = NUDGE_NS},
                                 off = {0};
+        struct closer *c = data;
 
-        timer_settime(timer, 0, &on, NULL);
-        close(fd);
-        timer_settime(timer, 0, &off, NULL);
-}
-
-static int next(struct closer *c) {
-        int fd = -1;
-
-        pthread_mutex_lock(&c->mutex);
-        while (!c->n && !c->stop)
-                pthread_cond_wait(&c->changed, &c->mutex);
-        if (c->n) {
-                fd = c->fds[c->first];
-                c->first = (c->first + 1) % c->room;
-                c->n--;
-        }
-        pthread_mutex_unlock(&c->mutex);
-        return fd;
-}
-
-static void *run(void *data) {
-        timer_t timer = make_nudge();
-
-        for (int fd; (fd = next(data)) >= 0;)
-                close_slowly(timer, fd);
-        timer_delete(timer);
-        return NULL;
+        if (!c->has_nudge)
+                c->nudge = make_nudge();
+        c->has_nudge = true;
+        timer_settime(c->nudge, 0, &on, NULL);
+        close(*(const int *)item);
+        timer_settime(c->nudge, 0, &off, NULL);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
 int closer_new(uint32_t room, struct closer **ret) {
-        struct closer *c = sys->calloc(1, sizeof *c + room * sizeof *c->fds);
+        struct closer *c = sys->calloc(1, sizeof *c);
+        int r = c ? chores_new(room, sizeof(int), close_slowly, c, &c->chores) : -ENOMEM;
 
-        if (!c)
-                return -ENOMEM;
-        c->room = room;
-        pthread_mutex_init(&c->mutex, NULL);
-        pthread_cond_init(&c->changed, NULL);
+        if (r < 0) {
+                free(c);
+                return r;
+        }
         *ret = c;
         return 0;
 }
@@ -135,49 +112,24 @@ int closer_new(uint32_t room, struct closer **ret) {
 struct closer *closer_free(struct closer *c) {
         if (!c)
                 return NULL;
-        if (c->runs) {
-                pthread_mutex_lock(&c->mutex);
-                c->stop = true;
-                pthread_cond_signal(&c->changed);
-                pthread_mutex_unlock(&c->mutex);
-                pthread_join(c->thread, NULL);
-        }
-        pthread_cond_destroy(&c->changed);
-        pthread_mutex_destroy(&c->mutex);
+        chores_free(c->chores);
+        if (c->has_nudge)
+                timer_delete(c->nudge);
         free(c);
         return NULL;
 }
 
-static void close_here(int fd) {
+void closer_take(struct closer *c, int fd) {
+        int r = chores_add(c->chores, &fd);
+
+        if (r == 0)
+                return;
+        if (r != -EAGAIN)
+                log_limited(LOG_ERR, "no thread can be started to close large files");
         degraded_note(closing);
         close(fd);
 }
 
-void closer_take(struct closer *c, int fd) {
-        bool taken;
-
-        if (!c->runs)
-                c->runs = pthread_create(&c->thread, NULL, run, c) == 0;
-        if (!c->runs) {
-                log_limited(LOG_ERR, "no thread can be started to close large files");
-                close_here(fd);
-                return;
-        }
-        pthread_mutex_lock(&c->mutex);
-        taken = c->n < c->room;
-        if (taken)
-                c->fds[(c->first + c->n++) % c->room] = fd;
-        pthread_cond_signal(&c->changed);
-        pthread_mutex_unlock(&c->mutex);
-        if (!taken)
-                close_here(fd);
-}
-
 uint32_t closer_waiting(struct closer *c) {
-        uint32_t n;
-
-        pthread_mutex_lock(&c->mutex);
-        n = c->n;
-        pthread_mutex_unlock(&c->mutex);
-        return n;
+        return chores_left(c->chores);
 }

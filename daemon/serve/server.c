@@ -20,6 +20,7 @@
 #include "daemon/children/worker_jobs.h"
 #include "daemon/serve/client.h"
 #include "daemon/serve/closer.h"
+#include "daemon/serve/large_pages.h"
 #include "daemon/serve/requests.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/user.h"
@@ -51,6 +52,27 @@ static void close_file(void *data, int fd) {
         closer_take(data, fd);
 }
 
+static void want_large(void *data, int fd, uint64_t from, uint64_t bytes) {
+        large_pages_want(data, fd, from, bytes);
+}
+
+static bool large_busy(void *data) {
+        return large_pages_busy(data);
+}
+
+static int make_threads(struct server *server) {
+        int r = closer_new(2 * server->seats.n + CLOSING_FILES, &server->closer);
+
+        if (r == 0)
+                store_on_close(server->store, close_file, server->closer);
+        if (r >= 0)
+                r = large_pages_new(&server->large);
+        if (r == 0)
+                store_on_large(server->store,
+                               &(struct store_large){want_large, large_busy, server->large});
+        return r;
+}
+
 static void accept_again(struct loop_timer *timer);
 static void too_late(struct loop_timer *timer);
 
@@ -77,9 +99,7 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         server->scratch = sys->calloc(1, sizeof *server->scratch);
         if (!server->scratch || seats_init(&server->seats, server, seats_needed(config)) < 0)
                 return -ENOMEM;
-        r = closer_new(2 * server->seats.n + CLOSING_FILES, &server->closer);
-        if (r == 0)
-                store_on_close(store, close_file, server->closer);
+        r = make_threads(server);
         if (r >= 0)
                 r = kvd_decoder_new(&server->decoder);
         if (r < 0)
@@ -121,6 +141,8 @@ struct server *server_free(struct server *server) {
         kvd_decoder_free(server->decoder);
         free(server->scratch);
         seats_clear(&server->seats);
+        store_on_large(server->store, &(struct store_large){0});
+        server->large = large_pages_free(server->large);
         store_on_close(server->store, NULL, NULL);
         server->closer = closer_free(server->closer);
         free(server);

@@ -18,6 +18,7 @@
 struct backend;
 struct child;
 struct closer;
+struct large_pages;
 struct exporter;
 struct keep;
 struct worker;
@@ -33,7 +34,8 @@ struct server {
         struct worker *worker;         /* owned */
         struct exporter *exporter;     /* owned; NULL: the pool has no exporter */
 
-        struct closer *closer; /* owned */
+        struct closer *closer;     /* owned */
+        struct large_pages *large; /* owned */
         struct loop_source listening;
         struct loop_timer retry; /* next attempt after accept failed */
         /* owned; closed to accept and refuse a connection when no descriptors are left */

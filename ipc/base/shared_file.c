@@ -20,6 +20,9 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8u /* Linux 6.3 */
 #endif
@@ -116,6 +119,17 @@ void shared_file_close(struct shared_file *f) {
         closep(&f->fd);
         closep(&f->fd_ro);
         *f = SHARED_FILE_NONE;
+}
+
+/* Does so at once, and with all values of shmem_enabled but `deny`. */
+int shared_file_enlarge(int fd, uint64_t at, void *window) {
+        if (sys_page_bytes() != 4096)
+                return -EOPNOTSUPP;
+        if (sys->mmap(window, SHARED_LARGE, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, (off_t)at) ==
+                    MAP_FAILED ||
+            sys->madvise(window, SHARED_LARGE, MADV_COLLAPSE) < 0)
+                return negative_errno();
+        return 0;
 }
 
 bool shared_file_holds(int fd, uint64_t bytes) {

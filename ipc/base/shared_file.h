@@ -14,6 +14,8 @@ struct shared_file {
         uint64_t bytes;
 };
 
+#define SHARED_LARGE (UINT64_C(2) << 20) /* a large page */
+
 #define SHARED_FILE_NONE ((struct shared_file){.fd = -1, .fd_ro = -1})
 
 enum shared_file_flags {
@@ -21,7 +23,7 @@ enum shared_file_flags {
         SHARED_TWIN = 2,   /* open the second descriptor: fd_ro */
         /* forbid further writable mappings, even through fd */
         SHARED_ONE_WRITER = 4,
-        SHARED_HUGE = 8, /* use pages of 2 MiB */
+        SHARED_HUGE = 8, /* use reserved pages of 2 MiB */
 };
 
 /* The file reads as zeros. After an error *ret is SHARED_FILE_NONE. -ENOSYS: /proc is missing. */
@@ -35,6 +37,14 @@ void shared_file_close(struct shared_file *file); /* sets *file to SHARED_FILE_N
 
 /* Another descriptor of the file, the caller's, which can only be mapped read-only; or -errno. */
 int shared_file_for_reading(int fd);
+
+/*
+ * Makes one large page of the SHARED_LARGE bytes at that offset, a multiple of it, of which a small
+ * page exists already; other processes may use them meanwhile. The kernel needs a mapping: it is at
+ * `window`, as much of the caller's address space, aligned to it, and can be neither read nor
+ * written. Needs Linux 6.1 and pages of 4 KiB. -ENOMEM: the kernel finds no memory for it.
+ */
+int shared_file_enlarge(int fd, uint64_t at, void *window);
 
 /*
  * For a descriptor from another process: does the file have so many bytes? Access to a mapping

@@ -179,11 +179,15 @@ static void adopt_settings(struct space *space, const struct before *b) {
         hooks_setting_changed(space);
 }
 
-/* On a GPU, the segment size and the GPU itself must be the same as before. */
+/*
+ * On a GPU, the segment size and the GPU itself must be the same as before; on the host, pages must
+ * fit into the segments.
+ */
 static bool is_same_memory(const struct store *store, const struct kvd_index *before) {
         const struct store_config *config = &store->config;
 
         return before->backend == config->backend &&
+               before->segment_bytes % store->pages.bytes == 0 &&
                (before->backend == KVD_BACKEND_HOST ||
                 (before->segment_bytes == config->segment_bytes &&
                  memcmp(before->device, config->uuid, sizeof config->uuid) == 0));
@@ -207,7 +211,7 @@ static int make_space(struct store *store, const struct before *b, struct space 
                 return store_refuse(store, -EPROTO, "its memory is %s",
                                     b->header.backend ?
                                             "on another GPU, or in segments of another size" :
-                                            "on the host");
+                                            "on the host, or in smaller pages");
         r = space_succeed(domain, &b->header, ret);
         if (r == 0 && b->header.arena)
                 r = arena_new(*ret, NULL, &arena);
@@ -333,16 +337,18 @@ static bool has_index(const struct parts *parts) {
         return false;
 }
 
-/* Old segments have small pages, and are worth more than large pages that are free now. */
-static void choose_pages_anew(struct store *store, const struct parts *parts) {
-        if (store->config.pages == STORE_PAGES_AUTO && has_index(parts))
-                store_take_small_pages(store);
+static uint64_t reserved_in(const struct parts *parts) {
+        uint64_t bytes = 0;
+
+        for (const struct part *p = parts->at; p < parts->at + parts->n; p++)
+                bytes += p->kind == 's' ? pages_reserved_in(p->file->fd) : 0;
+        return bytes;
 }
 
 static void adopt_all(struct store *store, const struct parts *parts) {
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
                 if (p->kind == 'i' && store->config.backend != KVD_BACKEND_LEGACY &&
-                    !store->pages.huge && is_last(p, parts))
+                    is_last(p, parts))
                         adopt_index(store, p, parts);
 }
 
@@ -350,7 +356,8 @@ void store_adopt(struct store *store, struct kept_file *files, size_t n) {
         struct parts parts;
 
         if (read_names(files, n, &parts) == 0) {
-                choose_pages_anew(store, &parts);
+                if (has_index(&parts))
+                        pages_choose_again(store, reserved_in(&parts));
                 adopt_all(store, &parts);
         }
         free(parts.at);

@@ -46,6 +46,7 @@ struct segment {
         uint32_t n_held, n_found;
         /* host memory: bytes from offset 0 that no block uses and that are still to be freed */
         uint64_t stale;
+        uint64_t large; /* host memory: bytes from offset 0 for which large pages were wanted */
         struct block_list free;
         struct arena *arena;        /* arena whose writer may write into the segment */
         struct kvd_list_node avail; /* in arena->avail while there are free blocks */

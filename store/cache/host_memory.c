@@ -26,7 +26,8 @@
 #include "store/job.h"
 #include "store/keep_inside.h"
 
-#define FREE_BYTES (UINT64_C(4) << 20) /* given back at once: about a millisecond */
+#define FREE_BYTES (UINT64_C(4) << 20)   /* given back at once: about a millisecond */
+#define LARGE_AHEAD (UINT64_C(16) << 20) /* large pages that are wanted before they are needed */
 
 /* Tells clients that have the segment mapped that it is another memfd now. */
 static void tell_clients(struct space *space, const struct segment *segment) {
@@ -52,12 +53,13 @@ static int make_memfd(struct space *space, struct segment *segment) {
 }
 
 static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fd) {
-        unsigned twin = space->ix->arena ? SHARED_TWIN : 0;
+        unsigned huge = space_store(space)->pages.huge ? SHARED_HUGE : 0,
+                 twin = space->ix->arena ? SHARED_TWIN : 0;
         int r = account_room(space->domain, KVD_COST_files) < segment_files(space->ix) ? -EMFILE :
                                                                                          0;
 
         if (r == 0)
-                r = shared_file_adopt(fd, space->ix->segment_bytes, twin, &segment->file);
+                r = shared_file_adopt(fd, space->ix->segment_bytes, twin | huge, &segment->file);
         if (r < 0)
                 return r;
         account_add(space, KVD_COST_files, segment_files(space->ix));
@@ -76,8 +78,27 @@ static int begin(struct space *space, struct segment *segment) {
         int r = segment->file.fd < 0 ? make_memfd(space, segment) : 0;
 
         if (r == 0)
-                segment->stale = 0; /* its pages can be used again: the space is the same */
+                /* its pages can be used again: the space is the same */
+                segment->stale = segment->large = 0;
         return r;
+}
+
+/*
+ * Asks for large pages for the memory up to `filled`, and for some of the segment behind it, which
+ * gets its first small pages here. Memory is filled ahead only once they have come.
+ */
+static void want_large(struct space *space, struct segment *segment, uint64_t filled) {
+        const struct pages *pages = &space_store(space)->pages;
+        uint64_t to = MIN(ALIGN_UP(filled + LARGE_AHEAD, SHARED_LARGE), space->ix->segment_bytes);
+
+        if (!pages->maker.want || !pages->large || space->ix->segment_bytes % SHARED_LARGE ||
+            segment->large >= to)
+                return;
+        for (uint64_t at = MAX(segment->large, ALIGN_UP(filled, SHARED_LARGE)); at < to;
+             at += SHARED_LARGE)
+                sys->fallocate(segment->file.fd, 0, (off_t)at, (off_t)pages->bytes);
+        pages->maker.want(pages->maker.data, segment->file.fd, segment->large, to - segment->large);
+        segment->large = to;
 }
 
 static int fill(struct space *space, struct segment *segment, uint32_t first, uint32_t n) {
@@ -88,6 +109,7 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
 
         if (to > from && sys->fallocate(segment->file.fd, 0, (off_t)from, (off_t)(to - from)) < 0)
                 return negative_errno();
+        want_large(space, segment, to);
         return 0;
 }
 

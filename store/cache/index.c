@@ -108,18 +108,26 @@ static uint64_t gcd(uint64_t a, uint64_t b) {
         return b ? gcd(b, a % b) : a;
 }
 
+/* The least number of blocks that fill whole pages of that size. */
+static uint64_t blocks_of_pages(uint64_t page_bytes, uint64_t block_bytes) {
+        return page_bytes / gcd(page_bytes, block_bytes);
+}
+
 /*
  * A segment has about the configured size. But a small pool has at least 16 segments, and a segment
- * must be a whole number of pages.
+ * must be a whole number of pages; of 2 MiB if that does not make it much larger.
  */
 static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes,
                                uint64_t max_blocks) {
         const struct store *store = space_store(space);
-        uint64_t granule = store->pages.bytes / gcd(store->pages.bytes, block_bytes);
+        uint64_t granule = blocks_of_pages(store->pages.bytes, block_bytes);
+        uint64_t large = blocks_of_pages(SHARED_LARGE, block_bytes);
         uint64_t want = MIN(store->config.segment_bytes, store->config.pool_bytes / 16);
 
         want = MIN(want, UINT64_C(4) << 30) / block_bytes;
         want = MIN(MAX(want, max_blocks / (KVD_MAX_SEGMENTS / 8)), max_blocks);
+        if (store->pages.large && 2 * large <= 3 * want && large <= max_blocks)
+                granule = large;
         return MAX(granule, ALIGN_UP(want, granule));
 }
 

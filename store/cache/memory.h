@@ -4,7 +4,7 @@
 
 /*
  * Where a segment's memory comes from. segment.c decides which segment gets how many bytes; one of
- * these tables provides them. The daemon does not map this memory.
+ * these tables provides them. The daemon cannot read or write this memory.
  *
  *      host_memory.c     memfds: pages are allocated a few MiB at a time, and freed by punching
  *                        holes, while clients keep their mappings

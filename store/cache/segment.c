@@ -6,7 +6,7 @@
  * when all of them are free its memory can go to another space (take.c). A segment belongs to one
  * space, and so to one domain, for ever: no data of one domain reaches another.
  *
- * The daemon does not map the pool, and does not look at what clients write into a block.
+ * The daemon cannot read the pool, and does not look at what clients write into a block.
  */
 
 #include <errno.h>
@@ -223,8 +223,11 @@ int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready
 /* ---- ahead of need --------------------------------------------------------------------------- */
 
 bool space_fill_ahead(struct space *space) {
+        const struct store_large *maker = &space_store(space)->pages.maker;
         struct segment *segment;
 
+        if (maker->busy && maker->busy(maker->data))
+                return false; /* or the memory would get small pages first */
         for (struct arena *arena = space->memory.arenas; arena; arena = arena->next) {
                 segment = unfinished_segment(space, arena);
                 if (segment && space->count[KVD_FREE] * space->ix->block_bytes < AHEAD_BYTES)

@@ -37,6 +37,8 @@ static const struct column daemon_columns[] = {
         {"jobs", "jobs done", UNIT_COUNT},
         {"jobs_waiting", "jobs waiting", UNIT_COUNT},
         {"kept", "descriptors kept", UNIT_COUNT},
+        {"large_pages", "2 MiB pages made", UNIT_COUNT},
+        {"large_pages_failed", "could not be made", UNIT_COUNT},
 };
 
 /* The work of all domains is for administrators only. */
@@ -44,9 +46,9 @@ static void fill_work(struct table *t, bool told, const struct kvd_msg_daemon_in
         if (told) {
                 table_fields(t, 5, KVD_MSG_daemon_info_reply, info);
                 table_number(t, info->worker);
-                table_fields(t, 4, KVD_MSG_daemon_info_reply, info);
+                table_fields(t, 6, KVD_MSG_daemon_info_reply, info);
         }
-        for (unsigned i = 0; i < 10 && !told; i++)
+        for (unsigned i = 0; i < 12 && !told; i++)
                 table_none(t);
 }
 

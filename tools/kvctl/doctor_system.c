@@ -101,6 +101,19 @@ static bool huge_page_works(void) {
         return works;
 }
 
+/* As the daemon does it with pages = auto. */
+static bool large_page_works(void) {
+        struct shared_file file;
+        void *at = mmap(NULL, 2 * SHARED_LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        bool works = shared_file_new("kvctl-doctor", SHARED_LARGE, 0, &file) == 0 &&
+                     at != MAP_FAILED && fallocate(file.fd, 0, 0, 4096) == 0 &&
+                     shared_file_enlarge(file.fd, 0,
+                                         (void *)ALIGN_UP((uintptr_t)at, SHARED_LARGE)) == 0;
+
+        shared_file_close(&file);
+        return works;
+}
+
 void probe_huge(struct finding *f, uint32_t device) {
         const char *folder = "/sys/kernel/mm/hugepages/hugepages-2048kB";
         char path[96];
@@ -112,9 +125,13 @@ void probe_huge(struct finding *f, uint32_t device) {
         if (huge_page_works())
                 found(f, HEALTH_OK, "%llu pages of 2 MiB reserved, %llu free",
                       (unsigned long long)f->value[0], (unsigned long long)f->value[1]);
+        else if (large_page_works())
+                found(f, HEALTH_OK, "2 MiB, made of ordinary memory as far as it is not in pieces");
         else
                 found(f, HEALTH_NOTE,
-                      "no free page of 2 MiB (sysctl vm.nr_hugepages); small pages work, too");
+                      "none of 2 MiB: none is reserved (sysctl vm.nr_hugepages), and this kernel "
+                      "makes none of ordinary memory (Linux 6.1, shmem_enabled not deny); small "
+                      "pages work, too");
 }
 
 static const char *limit_text(rlim_t n, char *to, size_t size) {

@@ -35,12 +35,17 @@ static kvd *handle;
 static kvd_space *space;
 
 static void set_up(void) {
+        static char pages[64];
+
         instance_make_dir(&in);
         setenv("TMPDIR", in.dir, 1);
+        const char *pool = getenv("KVD_TEST_POOL") ?: "8M";
+
+        snprintf(pages, sizeof pages, "daemon.pages=%s", getenv("KVD_TEST_PAGES") ?: "small");
         instance_run(&in,
-                     (const char *const[]){"--keep", "--private", in.dir, "--pool", "8M", "--set",
-                                           "daemon.segment=256K", "--set", "daemon.pages=small",
-                                           "--backend", "host", NULL},
+                     (const char *const[]){"--keep", "--private", in.dir, "--pool", pool, "--set",
+                                           "daemon.segment=256K", "--set", pages, "--backend",
+                                           "host", NULL},
                      true);
 }
 

@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# The soak on reserved 2 MiB pages. It uses the pages that are free. With KVD_TEST_HUGE=1, as root, it reserves some and
-# returns them afterwards. A test should not change somebody's machine unasked.
+# The soak, and then a cache that outlives its daemon, on reserved 2 MiB pages. They use the pages that are free, the second one
+# all of them. With KVD_TEST_HUGE=1, as root, this reserves some and returns them afterwards. A test should not change
+# somebody's machine unasked.
 #
-#   huge.sh SOAK [ARGUMENT...]
+#   huge.sh SOAK TEST-OUTLIVE
 set -u
 pages=/proc/sys/vm/nr_hugepages
 free=/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages
@@ -20,4 +21,4 @@ fi
         echo "SKIP: fewer than $needed free 2 MiB pages (KVD_TEST_HUGE=1 reserves them)"
         exit 77
 }
-"$@" --huge --pool 64M
+"$1" --seconds 5 --huge --pool 64M && KVD_TEST_PAGES=huge KVD_TEST_POOL=$(($(cat $free) * 2))M "$2"

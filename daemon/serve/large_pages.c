@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The thread has a window of address space, in which a file is mapped only while it is worked on. */
+
+#include "daemon/serve/large_pages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "daemon/base/chores.h"
+#include "ipc/base/shared_file.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define WAITING 256u /* parts; others stay as they are */
+#define TRIES 3
+
+struct part {
+        int fd; /* owned */
+        uint64_t from, bytes;
+};
+
+struct large_pages {
+        struct chores *chores;         /* owned */
+        uint8_t *window;               /* the thread's; 2 MiB of address space, aligned */
+        void *reserved;                /* owned; the window is in it */
+        _Atomic uint64_t made, failed; /* relaxed: for people */
+};
+
+/* The kernel gives up while somebody holds a page's lock, so it is asked again. */
+static void enlarge(struct large_pages *large, int fd, uint64_t at) {
+        int r = -EAGAIN;
+
+        for (int i = 0; r == -EAGAIN && i < TRIES; i++)
+                r = shared_file_enlarge(fd, at, large->window);
+        atomic_fetch_add_explicit(r == 0 ? &large->made : &large->failed, 1, memory_order_relaxed);
+}
+
+static void *map_nothing(void *at, uint64_t bytes, int flags) {
+        return sys->mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags,
+                         -1, 0);
+}
+
+static void work(void *data, const void *item) {
+        struct large_pages *large = data;
+        struct part part = *(const struct part *)item;
+
+        for (uint64_t i = 0; i < part.bytes; i += SHARED_LARGE)
+                enlarge(large, part.fd, part.from + i);
+        map_nothing(large->window, SHARED_LARGE, MAP_FIXED);
+        close(part.fd);
+}
+
+int large_pages_new(struct large_pages **ret) {
+        _cleanup_(large_pages_freep) struct large_pages *large = sys->calloc(1, sizeof *large);
+        int r = large ? chores_new(WAITING, sizeof(struct part), work, large, &large->chores) :
+                        -ENOMEM;
+
+        if (r < 0)
+                return r;
+        large->reserved = map_nothing(NULL, 2 * SHARED_LARGE, 0);
+        if (large->reserved == MAP_FAILED) {
+                large->reserved = NULL;
+                return negative_errno();
+        }
+        large->window = (uint8_t *)ALIGN_UP((uintptr_t)large->reserved, SHARED_LARGE);
+        *ret = STEAL(large);
+        return 0;
+}
+
+struct large_pages *large_pages_free(struct large_pages *large) {
+        struct part part;
+
+        if (!large)
+                return NULL;
+        while (large->chores && chores_take_back(large->chores, &part))
+                close(part.fd);
+        chores_free(large->chores);
+        if (large->reserved)
+                munmap(large->reserved, 2 * SHARED_LARGE);
+        free(large);
+        return NULL;
+}
+
+void large_pages_freep(struct large_pages **large) {
+        large_pages_free(*large);
+}
+
+void large_pages_want(struct large_pages *large, int fd, uint64_t from, uint64_t bytes) {
+        struct part part = {fcntl(fd, F_DUPFD_CLOEXEC, 0), from, bytes};
+
+        if (part.fd >= 0 && chores_add(large->chores, &part) < 0)
+                close(part.fd);
+}
+
+bool large_pages_busy(struct large_pages *large) {
+        return chores_left(large->chores) > 0;
+}
+
+struct large_pages_count large_pages_count(const struct large_pages *large) {
+        return (struct large_pages_count){atomic_load_explicit(&large->made, memory_order_relaxed),
+                                          atomic_load_explicit(&large->failed,
+                                                               memory_order_relaxed)};
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which pages host memory has. Reserved 2 MiB pages (hugetlb) are taken if there are enough for the
+ * whole pool, of which some may be in segments of the previous daemon. Otherwise the kernel is
+ * asked to make 2 MiB pages of ordinary memory (store_large), so that this memory needs one fault
+ * and one entry of a page table in each process instead of 512.
+ */
+
+#include <errno.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include "ipc/base/device.h"
+#include "ipc/base/sys.h"
+#include "store/cache/cache.h"
+
+uint64_t store_free_huge_bytes(void) {
+        FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
+        unsigned long long n = 0;
+
+        if (!f)
+                return 0;
+        if (fscanf(f, "%llu", &n) != 1)
+                n = 0;
+        fclose(f);
+        return n * SHARED_LARGE;
+}
+
+uint64_t pages_reserved_in(int fd) {
+        struct statfs fs;
+        struct stat st;
+
+        return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC && fstat(fd, &st) == 0 ?
+                       (uint64_t)st.st_blocks * 512 :
+                       0;
+}
+
+static uint64_t needed_for_pool(const struct store *store) {
+        return ALIGN_UP(store->config.pool_bytes, SHARED_LARGE);
+}
+
+static void set_huge(struct store *store, bool huge) {
+        store->pages.huge = huge;
+        store->pages.bytes = huge ? SHARED_LARGE : sys_page_bytes();
+        store->pages.large = store->config.pages == STORE_PAGES_AUTO && !huge &&
+                             sys_page_bytes() == 4096;
+}
+
+void pages_choose(struct store *store) {
+        uint64_t needed = needed_for_pool(store);
+        uint64_t have = store->config.pages == STORE_PAGES_AUTO ? store_free_huge_bytes() : 0;
+
+        store->pages.too_few = have && have < needed;
+        set_huge(store, store->config.pages == STORE_PAGES_HUGE || have >= needed);
+}
+
+void pages_choose_again(struct store *store, uint64_t reserved_before) {
+        if (store->config.pages == STORE_PAGES_AUTO && store->config.backend == KVD_BACKEND_HOST)
+                set_huge(store, reserved_before && store_free_huge_bytes() + reserved_before >=
+                                                           needed_for_pool(store));
+}
+
+static uint64_t taken_over(struct store *store) {
+        struct space *space = NULL;
+        uint64_t bytes = 0;
+
+        while ((space = store_space_after(store, space)))
+                for (uint32_t i = 0; i < space->ix->n_segments; i++)
+                        bytes += pages_reserved_in(space->memory.segments[i].file.fd);
+        return bytes;
+}
+
+int store_check_pages(struct store *store) {
+        uint64_t needed = needed_for_pool(store), have;
+
+        if (store->config.pages != STORE_PAGES_HUGE || store->config.backend != KVD_BACKEND_HOST)
+                return 0;
+        have = store_free_huge_bytes() + taken_over(store);
+        if (have >= needed)
+                return 0;
+        return store_refuse(store, -ENOMEM,
+                            "pages = huge needs %llu reserved 2 MiB pages and %llu are free; "
+                            "raise vm.nr_hugepages or set pages = auto",
+                            (unsigned long long)(needed / SHARED_LARGE),
+                            (unsigned long long)(have / SHARED_LARGE));
+}
+
+void store_on_large(struct store *store, const struct store_large *large) {
+        store->pages.maker = *large;
+}
+
+bool store_wants_pages(const struct store *store) {
+        return store->pages.too_few && !store->pages.huge;
+}
+
+const char *store_pages_name(const struct store *store) {
+        if (store->config.backend != KVD_BACKEND_HOST)
+                return "GPU memory";
+        return store->pages.huge  ? "2 MiB, reserved" :
+               store->pages.large ? "2 MiB, as far as the kernel has them" :
+                                    "4 KiB";
+}

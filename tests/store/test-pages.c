@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which pages the pool's memory gets: the parts of segments for which the store asks for 2 MiB pages,
+ * and what it does if some are reserved. Here nothing makes large pages: the test notes the wishes.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ipc/base/shared_file.h"
+#include "ipc/base/sys.h"
+#include "store/cache/cache.h"
+#include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
+
+#define POOL (64u * SHARED_LARGE)
+#define SEGMENT (4u * SHARED_LARGE)
+
+static uint64_t block_bytes = 128 << 10;
+static struct wish { uint64_t from, to; } wishes[256];
+static unsigned n_wishes;
+static bool busy;
+
+/* The kernel makes a large page only where a small one exists. */
+static void expect_pages(int fd, uint64_t bytes) {
+        struct stat st;
+
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        ck_assert_uint_ge((uint64_t)st.st_blocks * 512, bytes / SHARED_LARGE * sys_page_bytes());
+}
+
+static void want(void *arg, int fd, uint64_t from, uint64_t bytes) {
+        ck_assert_uint_eq(from % SHARED_LARGE, 0);
+        ck_assert_uint_eq(bytes % SHARED_LARGE, 0);
+        ck_assert_uint_gt(bytes, 0);
+        ck_assert_uint_lt(n_wishes, ARRAY_SIZE(wishes));
+        expect_pages(fd, from + bytes);
+        wishes[n_wishes++] = (struct wish){from, from + bytes};
+}
+
+static bool is_busy(void *arg) {
+        return busy;
+}
+
+static void open_store(enum store_pages pages) {
+        const struct store_config config = {.pool_bytes = POOL,
+                                            .segment_bytes = SEGMENT,
+                                            .pages = pages,
+                                            .max_attachments = 4};
+        const struct domain_config all = {.name = "d", .client_quota = POOL};
+
+        ck_assert_int_eq(store_new(&config, &store), 0);
+        store_on_large(store, &(struct store_large){want, is_busy, NULL});
+        ck_assert_int_eq(store_domain(store, &all, &domain), 0);
+}
+
+static struct space *open_space(const char *name) {
+        struct space_spec spec = {.geometry = {.block_bytes = block_bytes, .block_tokens = 4}};
+        struct space *space;
+        bool created;
+
+        snprintf(spec.name, sizeof spec.name, "%s", name);
+        strcpy(spec.geometry.layout, "test");
+        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
+                      store_why(store));
+        return space;
+}
+
+static uint32_t allocate(struct attachment *a, uint32_t n) {
+        kvd_ref refs[64];
+        int got = space_allocate(a, n, refs);
+
+        ck_assert_int_gt(got, 0);
+        return (uint32_t)got;
+}
+
+static void tear_down(void) {
+        store = store_free(store);
+}
+
+/* All of a segment is wanted, once and in order, before or when its blocks are given out. */
+START_TEST(every_part_of_a_segment_is_wanted_once) {
+        struct attachment *a;
+        struct space *space;
+        uint64_t next = 0;
+
+        open_store(STORE_PAGES_AUTO);
+        space = open_space("s");
+        a = fixture_attach(space);
+        ck_assert_uint_eq(space_index(space)->segment_bytes, SEGMENT);
+        for (uint32_t n = 0; n < 2 * SEGMENT / block_bytes;)
+                n += allocate(a, 16);
+        for (unsigned i = 0; i < n_wishes; i++) {
+                ck_assert_uint_eq(wishes[i].from, next % SEGMENT);
+                next = next / SEGMENT * SEGMENT + wishes[i].to;
+        }
+        ck_assert_uint_eq(next, 2 * SEGMENT);
+}
+END_TEST
+
+START_TEST(memory_is_filled_ahead_once_large_pages_have_come) {
+        struct attachment *a;
+        struct space *space;
+        uint64_t free_before;
+
+        open_store(STORE_PAGES_AUTO);
+        space = open_space("s");
+        a = fixture_attach(space);
+        busy = true;
+        allocate(a, 1);
+        idle();
+        free_before = usage_of(space).free;
+        idle();
+        ck_assert_uint_eq(usage_of(space).free, free_before);
+        busy = false;
+        idle();
+        ck_assert_uint_gt(usage_of(space).free, free_before);
+}
+END_TEST
+
+static void fill_and_release(struct attachment *a, uint64_t bytes) {
+        static kvd_ref refs[POOL / (128 << 10)];
+        uint32_t n = 0;
+        int got;
+
+        while (n < bytes / block_bytes) {
+                got = space_allocate(a, (uint32_t)(bytes / block_bytes) - n, refs + n);
+                ck_assert_msg(got >= 0, "%s", store_why(store));
+                n += (uint32_t)got;
+                idle();
+        }
+        ck_assert_uint_eq(space_release(a, refs, n), n);
+        idle();
+}
+
+static unsigned wishes_from_0(void) {
+        unsigned n = 0;
+
+        for (unsigned i = 0; i < n_wishes; i++)
+                n += wishes[i].from == 0;
+        return n;
+}
+
+/* Its memory went to another space, and what it gets later are small pages again. */
+START_TEST(a_segment_that_is_filled_again_wants_them_again) {
+        struct attachment *one, *two;
+        unsigned first, second;
+
+        open_store(STORE_PAGES_AUTO);
+        one = fixture_attach(open_space("one"));
+        two = fixture_attach(open_space("two"));
+        fill_and_release(one, POOL);
+        first = wishes_from_0();
+        ck_assert_uint_gt(first, 2);
+        fill_and_release(two, POOL);
+        second = wishes_from_0();
+        ck_assert_uint_ge(second, first + 2);
+        fill_and_release(one, POOL);
+        ck_assert_uint_ge(wishes_from_0(), second + 2);
+}
+END_TEST
+
+START_TEST(small_pages_are_not_enlarged) {
+        open_store(STORE_PAGES_SMALL);
+        allocate(fixture_attach(open_space("s")), 16);
+        ck_assert_uint_eq(n_wishes, 0);
+}
+END_TEST
+
+/* Blocks whose segments would be much larger keep small pages. */
+START_TEST(segments_of_odd_blocks_stay_as_they_are) {
+        struct space *space;
+
+        block_bytes = 9 * 61 * 4096;
+        open_store(STORE_PAGES_AUTO);
+        space = open_space("s");
+        allocate(fixture_attach(space), 1);
+        ck_assert_uint_le(space_index(space)->segment_bytes, SEGMENT * 3 / 2);
+        ck_assert_uint_eq(n_wishes, 0);
+}
+END_TEST
+
+START_TEST(segments_are_whole_large_pages_if_that_costs_little) {
+        struct space *space;
+
+        block_bytes = 3 << 18;
+        open_store(STORE_PAGES_AUTO);
+        space = open_space("s");
+        ck_assert_uint_eq(space_index(space)->segment_bytes % (3 * SHARED_LARGE), 0);
+        ck_assert_uint_le(space_index(space)->segment_bytes, SEGMENT * 3 / 2);
+}
+END_TEST
+
+/* There are never so many reserved pages: a pool of 1 PiB. */
+START_TEST(too_few_reserved_pages_are_refused) {
+        const struct store_config config = {.pool_bytes = UINT64_C(1) << 50,
+                                            .segment_bytes = SEGMENT,
+                                            .pages = STORE_PAGES_HUGE,
+                                            .max_attachments = 4};
+
+        ck_assert_int_eq(store_new(&config, &store), 0);
+        ck_assert_int_eq(store_check_pages(store), -ENOMEM);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "pages = huge needs 536870912 reserved"));
+}
+END_TEST
+
+SUITE("pages", FIXTURE(NULL, tear_down),
+      TESTS(every_part_of_a_segment_is_wanted_once,
+            memory_is_filled_ahead_once_large_pages_have_come,
+            a_segment_that_is_filled_again_wants_them_again, small_pages_are_not_enlarged,
+            segments_of_odd_blocks_stay_as_they_are,
+            segments_are_whole_large_pages_if_that_costs_little,
+            too_few_reserved_pages_are_refused))
