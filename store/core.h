@@ -121,7 +121,7 @@ struct store_wakes {             /* cache/semaphore.c */
 struct pages {          /* of segments */
         bool huge;      /* reserved 2 MiB pages */
         bool too_few;   /* not so, as there are some such pages, but too few */
-        bool large;     /* the kernel is asked for 2 MiB pages of ordinary memory */
+        bool large;     /* the kernel is asked for 2 MiB pages of other memory */
         uint64_t bytes; /* page size of segments: the kernel's, or 2 MiB */
         struct store_large maker;
 };
@@ -180,6 +180,8 @@ void pages_choose_again(struct store *store, uint64_t reserved_before);
 uint64_t pages_reserved_in(
         int fd); /* bytes of reserved 2 MiB pages that the file has; fd may be -1 */
 uint64_t store_free_huge_bytes(void);
+/* Asks for large pages for the part of the index that these first ids use, once for each. */
+void pages_want_index(struct space *space, uint32_t ids);
 
 /* Returns the error, and stores the text for store_why. */
 #define store_refuse(store, error, ...) kvd_refuse(&(store)->why, error, __VA_ARGS__)

@@ -20,18 +20,13 @@
 #include "ipc/base/util.h"
 
 static int reserve_range(uint64_t half, uint8_t **ret) {
-        uint64_t bytes = 2 * half + SHARED_LARGE;
-        uint8_t *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                                -1, 0);
-        uint8_t *aligned;
+        void *at;
+        int r = shared_reserve(2 * half, &at);
 
-        if (at == MAP_FAILED)
-                return client_fail(negative_errno(), "no address space for a pool of %llu bytes",
-                                   (unsigned long long)bytes);
-        aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, SHARED_LARGE);
-        munmap(at, (size_t)(aligned - at)); /* does nothing for 0 bytes */
-        munmap(aligned + bytes - SHARED_LARGE, (size_t)(at + SHARED_LARGE - aligned));
-        *ret = aligned;
+        if (r < 0)
+                return client_fail(r, "no address space for a pool of %llu bytes",
+                                   (unsigned long long)(2 * half));
+        *ret = at;
         return 0;
 }
 

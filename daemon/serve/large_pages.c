@@ -25,8 +25,7 @@ struct part {
 
 struct large_pages {
         struct chores *chores;         /* owned */
-        uint8_t *window;               /* the thread's; 2 MiB of address space, aligned */
-        void *reserved;                /* owned; the window is in it */
+        void *window;                  /* owned; SHARED_LARGE of address space for the thread */
         _Atomic uint64_t made, failed; /* relaxed: for people */
 };
 
@@ -39,18 +38,14 @@ static void enlarge(struct large_pages *large, int fd, uint64_t at) {
         atomic_fetch_add_explicit(r == 0 ? &large->made : &large->failed, 1, memory_order_relaxed);
 }
 
-static void *map_nothing(void *at, uint64_t bytes, int flags) {
-        return sys->mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags,
-                         -1, 0);
-}
-
 static void work(void *data, const void *item) {
         struct large_pages *large = data;
         struct part part = *(const struct part *)item;
 
         for (uint64_t i = 0; i < part.bytes; i += SHARED_LARGE)
                 enlarge(large, part.fd, part.from + i);
-        map_nothing(large->window, SHARED_LARGE, MAP_FIXED);
+        sys->mmap(large->window, SHARED_LARGE, PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         close(part.fd);
 }
 
@@ -59,14 +54,10 @@ int large_pages_new(struct large_pages **ret) {
         int r = large ? chores_new(WAITING, sizeof(struct part), work, large, &large->chores) :
                         -ENOMEM;
 
+        if (r == 0)
+                r = shared_reserve(SHARED_LARGE, &large->window);
         if (r < 0)
                 return r;
-        large->reserved = map_nothing(NULL, 2 * SHARED_LARGE, 0);
-        if (large->reserved == MAP_FAILED) {
-                large->reserved = NULL;
-                return negative_errno();
-        }
-        large->window = (uint8_t *)ALIGN_UP((uintptr_t)large->reserved, SHARED_LARGE);
         *ret = STEAL(large);
         return 0;
 }
@@ -79,8 +70,8 @@ struct large_pages *large_pages_free(struct large_pages *large) {
         while (large->chores && chores_take_back(large->chores, &part))
                 close(part.fd);
         chores_free(large->chores);
-        if (large->reserved)
-                munmap(large->reserved, 2 * SHARED_LARGE);
+        if (large->window)
+                munmap(large->window, SHARED_LARGE);
         free(large);
         return NULL;
 }

@@ -46,6 +46,37 @@ int shared_file_for_reading(int fd) {
         return errno == ENOENT || errno == ENOTDIR ? -ENOSYS : negative_errno();
 }
 
+int shared_reserve(uint64_t bytes, void **ret) {
+        uint64_t whole = ALIGN_UP(bytes, sys_page_bytes());
+        uint8_t *at = sys->mmap(NULL, whole + SHARED_LARGE, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        uint8_t *aligned;
+
+        if (at == MAP_FAILED)
+                return negative_errno();
+        aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, SHARED_LARGE);
+        munmap(at, (size_t)(aligned - at)); /* does nothing for 0 bytes */
+        munmap(aligned + whole, (size_t)(at + SHARED_LARGE - aligned));
+        *ret = aligned;
+        return 0;
+}
+
+static int map(int fd, uint64_t bytes, int prot, void **ret) {
+        void *at = NULL;
+        int r = bytes < SHARED_LARGE ? 0 : shared_reserve(bytes, &at);
+
+        if (r < 0)
+                return r;
+        *ret = sys->mmap(at, bytes, prot, at ? MAP_SHARED | MAP_FIXED : MAP_SHARED, fd, 0);
+        if (*ret != MAP_FAILED)
+                return 0;
+        r = negative_errno();
+        *ret = NULL;
+        if (at)
+                munmap(at, bytes);
+        return r;
+}
+
 /* After an error, *f owns what was created before it. */
 static int make(struct shared_file *f, const char *name, unsigned flags) {
         unsigned huge = flags & SHARED_HUGE ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
@@ -55,11 +86,10 @@ static int make(struct shared_file *f, const char *name, unsigned flags) {
         if (f->fd < 0 || sys->fchmod(f->fd, 0600) < 0 || sys->ftruncate(f->fd, (off_t)f->bytes) < 0)
                 return negative_errno();
         if (flags & SHARED_MAPPED) {
-                void *at = sys->mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0);
+                int r = map(f->fd, f->bytes, PROT_READ | PROT_WRITE, &f->at);
 
-                if (at == MAP_FAILED)
-                        return negative_errno();
-                f->at = at;
+                if (r < 0)
+                        return r;
         }
         if (sys->add_seals(f->fd, flags & SHARED_ONE_WRITER ? seals | F_SEAL_FUTURE_WRITE : seals) <
             0)
@@ -139,13 +169,7 @@ bool shared_file_holds(int fd, uint64_t bytes) {
 }
 
 int shared_file_map(int fd, uint64_t bytes, int prot, void **ret) {
-        void *at;
-
         if (bytes == 0 || !shared_file_holds(fd, bytes))
                 return -EPROTO;
-        at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
-        if (at == MAP_FAILED)
-                return negative_errno();
-        *ret = at;
-        return 0;
+        return map(fd, bytes, prot, ret);
 }

@@ -51,7 +51,9 @@ int shared_file_enlarge(int fd, uint64_t at, void *window);
  * beyond the end of the file raises SIGBUS.
  */
 bool shared_file_holds(int fd, uint64_t bytes);
-/* -EPROTO: the file is shorter, or bytes is 0 */
+/* Address space for mappings, aligned so that they can have large pages. To be unmapped. */
+int shared_reserve(uint64_t bytes, void **ret);
+/* Aligned in the same way. -EPROTO: the file is shorter, or bytes is 0 */
 int shared_file_map(int fd, uint64_t bytes, int prot, void **ret);
 
 #endif

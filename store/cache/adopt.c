@@ -259,6 +259,7 @@ static void complete(struct space *space, struct before *b) {
         say(space_store(space), "space '%s' continues with %" PRIu64 " sealed blocks", space->name,
             space->count[KVD_SEALED]);
         space_count_unused(space);
+        pages_want_index(space, kvd_segments_ids(space->ix, space->ix->n_segments));
         space_is_busy(space);
 }
 

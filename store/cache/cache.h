@@ -212,10 +212,13 @@ struct space_memory {             /* segment.c */
         struct before *before;    /* owned; old index whose blocks are being taken over; or NULL */
         struct segment *segments; /* owned; max_segments of them */
         struct arena *arenas;     /* owned */
-        uint32_t max_blocks;      /* maximum number of blocks with memory */
-        uint32_t n_with_memory;   /* segments that have memory */
-        uint32_t n_kept;          /* segments with n_kept > 0 */
-        uint32_t n_occupied;      /* segments with n_kept > 0 or n_held > 0 */
+        struct {
+                uint32_t ids, runs; /* for whose part of the index large pages were wanted */
+        } large;
+        uint32_t max_blocks;    /* maximum number of blocks with memory */
+        uint32_t n_with_memory; /* segments that have memory */
+        uint32_t n_kept;        /* segments with n_kept > 0 */
+        uint32_t n_occupied;    /* segments with n_kept > 0 or n_held > 0 */
         /* segment without used blocks whose memory is being given back in pieces; or NULL */
         struct segment *returning;
         uint32_t hand; /* segment that is tried next when memory is to be given away */

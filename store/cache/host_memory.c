@@ -91,8 +91,8 @@ static void want_large(struct space *space, struct segment *segment, uint64_t fi
         const struct pages *pages = &space_store(space)->pages;
         uint64_t to = MIN(ALIGN_UP(filled + LARGE_AHEAD, SHARED_LARGE), space->ix->segment_bytes);
 
-        if (!pages->maker.want || !pages->large || space->ix->segment_bytes % SHARED_LARGE ||
-            segment->large >= to)
+        if (!pages->maker.want || !pages->large || pages->huge ||
+            space->ix->segment_bytes % SHARED_LARGE || segment->large >= to)
                 return;
         for (uint64_t at = MAX(segment->large, ALIGN_UP(filled, SHARED_LARGE)); at < to;
              at += SHARED_LARGE)

@@ -45,8 +45,7 @@ static uint64_t needed_for_pool(const struct store *store) {
 static void set_huge(struct store *store, bool huge) {
         store->pages.huge = huge;
         store->pages.bytes = huge ? SHARED_LARGE : sys_page_bytes();
-        store->pages.large = store->config.pages == STORE_PAGES_AUTO && !huge &&
-                             sys_page_bytes() == 4096;
+        store->pages.large = store->config.pages != STORE_PAGES_SMALL && sys_page_bytes() == 4096;
 }
 
 void pages_choose(struct store *store) {
@@ -63,13 +62,19 @@ void pages_choose_again(struct store *store, uint64_t reserved_before) {
                                                            needed_for_pool(store));
 }
 
-static uint64_t taken_over(struct store *store) {
-        struct space *space = NULL;
+static uint64_t reserved_of(const struct space *space) {
         uint64_t bytes = 0;
 
-        while ((space = store_space_after(store, space)))
-                for (uint32_t i = 0; i < space->ix->n_segments; i++)
-                        bytes += pages_reserved_in(space->memory.segments[i].file.fd);
+        for (uint32_t i = 0; i < space->ix->n_segments; i++)
+                bytes += pages_reserved_in(space->memory.segments[i].file.fd);
+        return bytes;
+}
+
+static uint64_t taken_over(const struct store *store) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < store->spaces.all.n; i++)
+                bytes += reserved_of(store->spaces.all.at[i].space);
         return bytes;
 }
 
@@ -86,6 +91,37 @@ int store_check_pages(struct store *store) {
                             "raise vm.nr_hugepages or set pages = auto",
                             (unsigned long long)(needed / SHARED_LARGE),
                             (unsigned long long)(have / SHARED_LARGE));
+}
+
+/* ---- large pages ----------------------------------------------------------------------------- */
+
+#define TABLE_PART \
+        32u /* tables are wanted once that part of the ids is used: then all their pages are */
+
+static void want(struct space *space, uint64_t from, uint64_t to) {
+        const struct store_large *maker = &space_store(space)->pages.maker;
+
+        to = MIN(to, space->ix->size) / SHARED_LARGE * SHARED_LARGE;
+        from = from / SHARED_LARGE * SHARED_LARGE;
+        if (from < to)
+                maker->want(maker->data, space->index.fd, from, to - from);
+}
+
+void pages_want_index(struct space *space, uint32_t ids) {
+        const struct kvd_index *ix = space->ix;
+        uint32_t few = ix->capacity / TABLE_PART, runs = ix->run_capacity - space->runs.n_free;
+        uint32_t ids_before = space->memory.large.ids, runs_before = space->memory.large.runs;
+
+        if (!space_store(space)->pages.maker.want || !space_store(space)->pages.large)
+                return;
+        want(space, ix->desc_off + (uint64_t)ids_before * ix->desc_stride,
+             ix->desc_off + (uint64_t)ids * ix->desc_stride);
+        want(space, ix->run_off + (uint64_t)runs_before * ix->run_stride,
+             ix->run_off + (uint64_t)runs * ix->run_stride);
+        if (ids_before <= few && ids > few)
+                want(space, ix->table_off, ix->desc_off);
+        space->memory.large.ids = MAX(ids_before, ids);
+        space->memory.large.runs = MAX(runs_before, runs);
 }
 
 void store_on_large(struct store *store, const struct store_large *large) {

@@ -163,6 +163,7 @@ static int begin_segment(struct space *space, struct segment *segment, struct ar
         /* clients fetch its descriptor when they meet one of its blocks */
         if (segment->number == n)
                 atomic_store_explicit(&space->ix->n_segments, n + 1, memory_order_release);
+        pages_want_index(space, kvd_segments_ids(space->ix, n));
         space_count(space, KVD_SPACE_SEGMENTS_ADDED, 1);
         return 0;
 }

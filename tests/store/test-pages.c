@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
@@ -21,7 +22,8 @@
 
 static uint64_t block_bytes = 128 << 10;
 static struct wish { uint64_t from, to; } wishes[256];
-static unsigned n_wishes;
+static unsigned n_wishes, n_index;
+static int index_fd = -1;
 static bool busy;
 
 /* The kernel makes a large page only where a small one exists. */
@@ -32,10 +34,24 @@ static void expect_pages(int fd, uint64_t bytes) {
         ck_assert_uint_ge((uint64_t)st.st_blocks * 512, bytes / SHARED_LARGE * sys_page_bytes());
 }
 
+static void expect_data(int fd, uint64_t from, uint64_t to) {
+        for (uint64_t at = from; at < to; at += SHARED_LARGE) {
+                off_t data = lseek(fd, (off_t)at, SEEK_DATA);
+
+                ck_assert_int_ge(data, (off_t)at);
+                ck_assert_int_lt(data, (off_t)(at + SHARED_LARGE));
+        }
+}
+
 static void want(void *arg, int fd, uint64_t from, uint64_t bytes) {
         ck_assert_uint_eq(from % SHARED_LARGE, 0);
         ck_assert_uint_eq(bytes % SHARED_LARGE, 0);
         ck_assert_uint_gt(bytes, 0);
+        if (fd == index_fd) {
+                expect_data(fd, from, from + bytes);
+                n_index += (unsigned)(bytes / SHARED_LARGE);
+                return;
+        }
         ck_assert_uint_lt(n_wishes, ARRAY_SIZE(wishes));
         expect_pages(fd, from + bytes);
         wishes[n_wishes++] = (struct wish){from, from + bytes};
@@ -163,6 +179,25 @@ START_TEST(a_segment_that_is_filled_again_wants_them_again) {
 }
 END_TEST
 
+/* ... as its ids get memory, and never a part that has no page yet. */
+START_TEST(the_index_has_them_too) {
+        struct attachment *a;
+        struct space *space;
+        const struct kvd_index *ix;
+
+        block_bytes = 1 << 10;
+        open_store(STORE_PAGES_AUTO);
+        space = open_space("s");
+        ix = space_index(space);
+        index_fd = space->index.fd;
+        a = fixture_attach(space);
+        for (uint32_t n = 0; n < ix->capacity / 2;)
+                n += allocate(a, 64);
+        ck_assert_uint_ge(n_index, ix->capacity / 2 * ix->desc_stride / SHARED_LARGE - 1);
+        ck_assert_uint_le(n_index, ix->size / SHARED_LARGE);
+}
+END_TEST
+
 START_TEST(small_pages_are_not_enlarged) {
         open_store(STORE_PAGES_SMALL);
         allocate(fixture_attach(open_space("s")), 16);
@@ -210,7 +245,7 @@ END_TEST
 SUITE("pages", FIXTURE(NULL, tear_down),
       TESTS(every_part_of_a_segment_is_wanted_once,
             memory_is_filled_ahead_once_large_pages_have_come,
-            a_segment_that_is_filled_again_wants_them_again, small_pages_are_not_enlarged,
-            segments_of_odd_blocks_stay_as_they_are,
+            a_segment_that_is_filled_again_wants_them_again, the_index_has_them_too,
+            small_pages_are_not_enlarged, segments_of_odd_blocks_stay_as_they_are,
             segments_are_whole_large_pages_if_that_costs_little,
             too_few_reserved_pages_are_refused))

@@ -104,11 +104,9 @@ static bool huge_page_works(void) {
 /* As the daemon does it with pages = auto. */
 static bool large_page_works(void) {
         struct shared_file file;
-        void *at = mmap(NULL, 2 * SHARED_LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        bool works = shared_file_new("kvctl-doctor", SHARED_LARGE, 0, &file) == 0 &&
-                     at != MAP_FAILED && fallocate(file.fd, 0, 0, 4096) == 0 &&
-                     shared_file_enlarge(file.fd, 0,
-                                         (void *)ALIGN_UP((uintptr_t)at, SHARED_LARGE)) == 0;
+        bool works = shared_file_new("kvctl-doctor", SHARED_LARGE, SHARED_MAPPED, &file) == 0 &&
+                     fallocate(file.fd, 0, 0, 4096) == 0 &&
+                     shared_file_enlarge(file.fd, 0, file.at) == 0;
 
         shared_file_close(&file);
         return works;

@@ -316,11 +316,12 @@ enum { CHAIN = 2 * KVD_RUN_BLOCKS };
 static void *own_index; /* mapped privately, so that writes to it affect only this process */
 
 static void *map_own(void *at, size_t n, int prot, int flags, int fd, off_t off) {
-        bool is_page = fd >= 0 && !(flags & MAP_FIXED) && prot == PROT_READ && !own_index;
+        bool is_page = fd >= 0 && prot == PROT_READ && !own_index; /* the first one */
 
         if (!is_page)
                 return kvd_sys_real.mmap(at, n, prot, flags, fd, off);
-        own_index = kvd_sys_real.mmap(at, n, prot | PROT_WRITE, MAP_PRIVATE, fd, off);
+        own_index = kvd_sys_real.mmap(at, n, prot | PROT_WRITE, MAP_PRIVATE | (flags & MAP_FIXED),
+                                      fd, off);
         return own_index;
 }
 
