@@ -118,12 +118,16 @@ struct store_wakes {             /* cache/semaphore.c */
         struct kvd_list waiting; /* attachments whose semaphores must be written, in order */
 };
 
+#define STORE_NODES 16u
+
 struct pages {          /* of segments */
         bool huge;      /* reserved 2 MiB pages */
         bool too_few;   /* not so, as there are some such pages, but too few */
         bool large;     /* the kernel is asked for 2 MiB pages of other memory */
         uint64_t bytes; /* page size of segments: the kernel's, or 2 MiB */
         struct store_large maker;
+        uint32_t n_nodes; /* NUMA nodes of the pool; 0: the kernel decides */
+        uint8_t nodes[STORE_NODES];
 };
 
 struct store {
@@ -180,6 +184,10 @@ void pages_choose_again(struct store *store, uint64_t reserved_before);
 uint64_t pages_reserved_in(
         int fd); /* bytes of reserved 2 MiB pages that the file has; fd may be -1 */
 uint64_t store_free_huge_bytes(void);
+/* 1 + the place of a NUMA node in pages.nodes; 0: none of them. node: 1 + the node, or 0. */
+uint32_t pages_home(const struct store *store, uint32_t node);
+/* From now on, the file's pages are of that home's node; 0: of all nodes in turn, 2 MiB each. */
+void pages_place(const struct store *store, int fd, uint64_t bytes, uint32_t home);
 /* Asks for large pages for the part of the index that these first ids use, once for each. */
 void pages_want_index(struct space *space, uint32_t ids);
 

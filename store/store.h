@@ -44,6 +44,8 @@ struct store_config {
         uint64_t segment_bytes;
         /* huge: reserved 2 MiB pages, or fail; auto: these if there are enough, or store_large's */
         enum store_pages pages;
+        /* NUMA nodes on which the pool is, as a mask; 0: the kernel decides */
+        uint64_t nodes;
         uint32_t max_attachments;    /* maximum number of clients of one space */
         uint32_t backend;            /* enum kvd_backend */
         const struct kvd_cuda *cuda; /* GPU backends: initialised, without a context */
@@ -288,6 +290,9 @@ uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmappe
  */
 int attachment_new(struct space *space, void *owner, uint64_t process,
                    void (*gone)(struct attachment *), struct attachment **ret);
+
+/* It gets memory of that NUMA node first; 1 + the node, or 0: any. */
+void attachment_near(struct attachment *attachment, uint32_t node);
 
 /*
  * Ends an attachment: drops its pins, discards the blocks that it is filling, ends its leases. Only

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "client/gpu/gpu_view.h"
+#include "ipc/base/numa.h"
 #include "ipc/base/sys.h"
 
 /* ---- mapping --------------------------------------------------------------------------------- */
@@ -70,6 +71,7 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
                 .keys = s->options.keys,
                 .policy = s->options.policy,
                 .max_blocks = s->options.max_blocks,
+                .node = (uint32_t)(numa_here() + 1),
         };
 }
 

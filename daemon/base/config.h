@@ -72,6 +72,7 @@ struct config {
         /* percentage of memory that pool was given as; 0: it was given in bytes */
         uint32_t pool_share;
         uint32_t pages;        /* enum store_pages */
+        uint32_t numa;         /* 1: the pool is on all nodes */
         uint32_t loop;         /* enum loop_kind */
         uint32_t max_clients;  /* maximum number of connections */
         uint32_t user_clients; /* maximum of one user; 0: as many as are still free */

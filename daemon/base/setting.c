@@ -135,6 +135,10 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, pages),
          .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them "
                  "if there are enough, and else 2 MiB pages of ordinary memory where it can."},
+        {"numa", SETTING_CHOICE, "spread", .choices = "off|spread", .fixed = true,
+         .offset = offsetof(struct config, numa),
+         .text = "On hosts with several NUMA nodes: spread puts the pool on all of them, and gives "
+                 "a client that runs on one node memory of it first; off leaves it to the kernel."},
         {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .fixed = true,
          .offset = offsetof(struct config, loop),
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},

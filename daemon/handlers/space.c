@@ -82,7 +82,7 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
         return 0;
 }
 
-static int attach_space(struct client *c, struct space *space, struct call *call) {
+static int attach_space(struct client *c, struct space *space, uint32_t node, struct call *call) {
         struct kvd_msg_space_reply *m = &call->reply.space_reply;
         struct attachment *attachment = NULL;
         int r;
@@ -92,6 +92,7 @@ static int attach_space(struct client *c, struct space *space, struct call *call
                 r = client_find_space(c, m->space, &attachment);
         if (r < 0)
                 return r;
+        attachment_near(attachment, node);
         m->index_bytes = space_index(space)->size;
         m->pin_bytes = attachment_pin_bytes(attachment);
         call->fds.fd[0] = space_index_fd(space);
@@ -118,7 +119,7 @@ int handle_space(struct client *c, const struct kvd_msg *request, struct call *c
                 r = make_space(c, m, &space, &created);
         call->reply.space_reply.created = created;
         if (r == 0 && m->create != 2)
-                r = attach_space(c, space, call);
+                r = attach_space(c, space, m->node, call);
         if (store_collected(store) != collected)
                 log_limited(LOG_INFO, "%s", store_why(store));
         return r;

@@ -38,6 +38,7 @@
 #include "daemon/main/reload.h"
 #include "daemon/serve/listener.h"
 #include "daemon/serve/server.h"
+#include "ipc/base/numa.h"
 #include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -126,6 +127,7 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
                                       .cuda = d->backend.cuda,
                                       .device = d->backend.ordinal,
                                       .pages = d->config.pages,
+                                      .nodes = d->config.numa ? numa_nodes() : 0,
                                       .keep = keep_ops(&d->keep),
                                       .keep_arg = &d->keep,
                                       .max_attachments = d->config.max_clients + SEATS_ADMIN};

@@ -7,6 +7,7 @@
 
 #include "ipc/base/sys.h"
 
+#include <linux/mempolicy.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -68,6 +69,12 @@ static int real_bind(int fd, const struct sockaddr *to, unsigned n) {
 
 static int real_accept(int fd, int flags) {
         return accept4(fd, NULL, NULL, flags);
+}
+
+static int real_prefer_node(void *at, size_t n, unsigned node) {
+        unsigned long mask = 1ul << node;
+
+        return (int)syscall(SYS_mbind, at, n, MPOL_PREFERRED, &mask, 8 * sizeof mask + 1, 0);
 }
 
 static int real_pidfd_open(pid_t pid) {
@@ -136,6 +143,7 @@ const struct kvd_sys kvd_sys_real = {
         .uring = real_uring,
         .completion = real_uring,
         .madvise = madvise,
+        .prefer_node = real_prefer_node,
         .memfd_create = memfd_create,
         .ftruncate = ftruncate,
         .fallocate = fallocate,

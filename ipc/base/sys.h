@@ -38,6 +38,7 @@ struct pollfd;
         CALL(int, uring, (int result), (result)) \
         CALL(int, completion, (int result), (result)) \
         CALL(int, madvise, (void *at, size_t n, int advice), (at, n, advice)) \
+        CALL(int, prefer_node, (void *at, size_t n, unsigned node), (at, n, node)) \
         CALL(int, memfd_create, (const char *name, unsigned flags), (name, flags)) \
         CALL(int, ftruncate, (int fd, off_t size), (fd, size)) \
         CALL(int, fallocate, (int fd, int mode, off_t off, off_t n), (fd, mode, off, n)) \

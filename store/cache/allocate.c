@@ -81,6 +81,21 @@ static uint32_t pop_or_sweep(struct space *space, struct arena *arena) {
         return id;
 }
 
+/*
+ * Takes a block of the client's NUMA node, and lets the space grow there before it takes one of
+ * another node. *grows: it may still grow in this request.
+ */
+static uint32_t pop_for(struct attachment *a, uint32_t want, bool *grows) {
+        struct space *space = a->space;
+        uint32_t id = block_pop_near(space, a->arena, a->home);
+
+        if (id == NONE && *grows) {
+                *grows = space_grow(space, a->arena, want * space->ix->block_bytes) > 0;
+                id = block_pop_near(space, a->arena, a->home);
+        }
+        return id == NONE ? pop_or_sweep(space, a->arena) : id;
+}
+
 kvd_ref room_take(struct space *space, struct arena *arena, uint32_t *reads) {
         uint32_t id = pop_or_sweep(space, arena);
 
@@ -160,14 +175,16 @@ static int refuse_full(struct space *space, int error) {
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         struct space *space = a->space;
         uint32_t limit = fill_limit(space), reads = 0, got = 0, id;
+        bool grows = a->home;
         int tries = 2, r = 0;
 
         space_tick(space);
+        a->arena->home = a->home;
         if (a->tenant->n_filling >= limit)
                 return refuse_quota(space, limit);
         n = MIN(n, limit - a->tenant->n_filling);
         while (got < n) {
-                id = pop_or_sweep(space, a->arena);
+                id = pop_for(a, n - got, &grows);
                 if (id == NONE) {
                         reads = KVD_PIN_READS;
                         r = tries-- ? find_room(space, a->arena, n - got, &reads) : 0;

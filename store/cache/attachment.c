@@ -205,6 +205,10 @@ static bool bury_one(struct space *space) {
         return false;
 }
 
+void attachment_near(struct attachment *a, uint32_t node) {
+        a->home = pages_home(space_store(a->space), node);
+}
+
 void attachment_enter(struct attachment *a) {
         struct space *space = a->space;
 

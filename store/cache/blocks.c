@@ -88,10 +88,11 @@ static bool begins_anew(struct space *space, struct segment *segment, uint32_t i
 
 /* Clients must not be able to find or use the block any more. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
+        struct kvd_list *avail = &segment->arena->avail[segment->home];
+
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
         if (!segment->avail.in)
-                kvd_list_insert(&segment->arena->avail, segment->arena->avail.first,
-                                &segment->avail);
+                kvd_list_insert(avail, avail->first, &segment->avail);
 }
 
 /* Puts the block at the head of its segment's list: its memory may still be in a CPU cache. */
@@ -114,8 +115,8 @@ void block_append_free(struct space *space, uint32_t id) {
         make_free(space, segment, id);
 }
 
-uint32_t block_pop_free(struct space *space, struct arena *arena) {
-        struct segment *segment = kvd_list_first(&arena->avail, struct segment, avail);
+uint32_t block_pop_near(struct space *space, struct arena *arena, uint32_t home) {
+        struct segment *segment = kvd_list_first(&arena->avail[home], struct segment, avail);
         uint32_t id;
 
         if (!segment)
@@ -124,6 +125,14 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
         block_list_remove(space, &segment->free, id);
         if (segment->free.n == 0)
                 kvd_list_remove(&segment->avail);
+        return id;
+}
+
+uint32_t block_pop_free(struct space *space, struct arena *arena) {
+        uint32_t n = 1 + space_store(space)->pages.n_nodes, id = NONE;
+
+        for (uint32_t i = 0; id == NONE && i < n; i++)
+                id = block_pop_near(space, arena, (arena->home + i) % n);
         return id;
 }
 

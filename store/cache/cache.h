@@ -49,7 +49,8 @@ struct segment {
         uint64_t large; /* host memory: bytes from offset 0 for which large pages were wanted */
         struct block_list free;
         struct arena *arena;        /* arena whose writer may write into the segment */
-        struct kvd_list_node avail; /* in arena->avail while there are free blocks */
+        uint32_t home;              /* NUMA node of its memory, see pages_home */
+        struct kvd_list_node avail; /* in arena->avail[home] while there are free blocks */
 };
 
 /* Leaves that were found in use. They are at the end of their arena's heap array (evict.c). */
@@ -65,8 +66,9 @@ struct shelf {
 struct arena {
         struct space *space;
         struct attachment *writer; /* NULL: isolation = shared, or its client has ended */
-        struct kvd_list avail;     /* segments with free blocks */
-        uint64_t n_ready;          /* blocks with memory, in all of its segments */
+        struct kvd_list avail[1 + STORE_NODES]; /* segments with free blocks, by their homes */
+        uint32_t home;    /* of the client that asked last: it gets such memory first */
+        uint64_t n_ready; /* blocks with memory, in all of its segments */
         /*
          * owned; capacity ids: a heap of n_heap leaves, coldest first. The children of i begin at
          * HEAP_CHILDREN * i + 1. The shelf is at the end of the array.
@@ -169,6 +171,7 @@ struct attachment {
         uint64_t given_back;         /* FOLDING: bytes of its pin page that were freed after that */
         uint64_t pinned;             /* blocks that it pinned, by the last round through the pins */
         struct arena *arena;         /* where its new blocks come from */
+        uint32_t home;               /* ... of this NUMA node first, see pages_home */
         struct promises *promises;   /* owned; spaces on a GPU (semaphore.c) */
         struct prefix *prefix;       /* owned; below/prefix.c; NULL: none */
         struct kvd_list_node waking; /* in store->wakes.waiting */

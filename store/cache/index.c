@@ -294,6 +294,7 @@ static int map_index(struct space *space, const struct kvd_index *description) {
         if (r < 0)
                 return r;
         space->ix = space->index.at;
+        pages_place(space_store(space), space->index.fd, description->size, 0);
         /* has an effect where shmem_enabled = advise */
         sys->madvise(space->ix, description->size, MADV_HUGEPAGE);
         memcpy(space->ix, description, sizeof *description);

@@ -81,8 +81,10 @@ uint64_t clock_before(const struct space *space, uint64_t when, bool used);
 
 /* blocks.c: free blocks, and blocks that a client fills */
 void block_to_free(struct space *space, uint32_t id);
-void block_append_free(struct space *space, uint32_t id);          /* to be allocated last */
-uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
+void block_append_free(struct space *space, uint32_t id); /* to be allocated last */
+/* Of that home; or of any, the arena's first. Or NONE. */
+uint32_t block_pop_near(struct space *space, struct arena *arena, uint32_t home);
+uint32_t block_pop_free(struct space *space, struct arena *arena);
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 
 /*

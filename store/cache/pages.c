@@ -14,8 +14,40 @@
 #include <sys/vfs.h>
 
 #include "ipc/base/device.h"
+#include "ipc/base/numa.h"
 #include "ipc/base/sys.h"
 #include "store/cache/cache.h"
+
+/* ---- NUMA ------------------------------------------------------------------------------------ */
+
+uint32_t pages_home(const struct store *store, uint32_t node) {
+        for (uint32_t i = 0; node && i < store->pages.n_nodes; i++)
+                if (store->pages.nodes[i] == node - 1)
+                        return 1 + i;
+        return 0;
+}
+
+void pages_place(const struct store *store, int fd, uint64_t bytes, uint32_t home) {
+        const struct pages *pages = &store->pages;
+        uint64_t n;
+
+        if (home)
+                numa_place(fd, 0, bytes, pages->nodes[home - 1]);
+        for (uint64_t i = 0; !home && pages->n_nodes && i < bytes; i += n) {
+                n = MIN(bytes - i, SHARED_LARGE);
+                numa_place(fd, i, n, pages->nodes[i / SHARED_LARGE % pages->n_nodes]);
+        }
+}
+
+static void find_nodes(struct store *store) {
+        struct pages *pages = &store->pages;
+
+        for (uint32_t i = 0; i < 64 && pages->n_nodes < STORE_NODES; i++)
+                if (store->config.nodes >> i & 1)
+                        pages->nodes[pages->n_nodes++] = (uint8_t)i;
+}
+
+/* ---- reserved pages -------------------------------------------------------------------------- */
 
 uint64_t store_free_huge_bytes(void) {
         FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
@@ -52,6 +84,7 @@ void pages_choose(struct store *store) {
         uint64_t needed = needed_for_pool(store);
         uint64_t have = store->config.pages == STORE_PAGES_AUTO ? store_free_huge_bytes() : 0;
 
+        find_nodes(store);
         store->pages.too_few = have && have < needed;
         set_huge(store, store->config.pages == STORE_PAGES_HUGE || have >= needed);
 }

@@ -151,6 +151,16 @@ static struct segment *empty_segment(struct space *space, struct arena *arena) {
         return found;
 }
 
+/* It has no pages yet, and gets those of its client's NUMA node, or of the nodes in turn. */
+static void find_home(struct space *space, struct segment *segment) {
+        const struct store *store = space_store(space);
+
+        if (segment->file.fd < 0 || !store->pages.n_nodes)
+                return;
+        segment->home = segment->arena->home ?: 1 + segment->number % store->pages.n_nodes;
+        pages_place(store, segment->file.fd, space->ix->segment_bytes, segment->home);
+}
+
 /* -EAGAIN: there is no memory at present. */
 static int begin_segment(struct space *space, struct segment *segment, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
@@ -159,6 +169,7 @@ static int begin_segment(struct space *space, struct segment *segment, struct ar
         if (r < 0)
                 return r;
         segment->arena = arena;
+        find_home(space, segment);
         charge(space, 1);
         /* clients fetch its descriptor when they meet one of its blocks */
         if (segment->number == n)
@@ -168,17 +179,29 @@ static int begin_segment(struct space *space, struct segment *segment, struct ar
         return 0;
 }
 
+static bool is_near(const struct segment *segment, const struct arena *arena) {
+        return !arena->home || segment->home == arena->home;
+}
+
+/* One that is near, or else any. */
 static struct segment *unfinished_segment(struct space *space, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+        struct segment *found = NULL;
 
-        for (uint32_t i = n; i-- > 0;) {
+        for (uint32_t i = n; i-- > 0 && !(found && is_near(found, arena));) {
                 struct segment *s = &space->memory.segments[i];
 
                 if (s != space->memory.returning && s->arena == arena && s->n_ready > 0 &&
-                    s->n_ready < room_for(space, s))
-                        return s;
+                    s->n_ready < room_for(space, s) && (!found || is_near(s, arena)))
+                        found = s;
         }
-        return NULL;
+        return found;
+}
+
+/* A segment without memory that may have some. */
+static struct segment *next_segment(struct space *space, struct arena *arena) {
+        return !space->memory.returning && segments_to_come(space) ? empty_segment(space, arena) :
+                                                                     NULL;
 }
 
 /*
@@ -186,20 +209,20 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
  * of the system.
  */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
-        struct segment *segment = unfinished_segment(space, arena);
+        struct segment *segment = unfinished_segment(space, arena), *fresh = NULL;
         int r;
 
         if (blocks_with_memory(space) >= space->memory.max_blocks)
                 return 0;
-        if (!segment) {
-                segment = !space->memory.returning && segments_to_come(space) ?
-                                  empty_segment(space, arena) :
-                                  NULL;
-                if (!segment)
-                        return 0;
-                r = begin_segment(space, segment, arena);
-                if (r < 0)
+        if (!segment || !is_near(segment, arena))
+                fresh = next_segment(space, arena);
+        if (!segment && !fresh)
+                return 0;
+        if (fresh) {
+                r = begin_segment(space, fresh, arena);
+                if (r < 0 && !segment)
                         return r == -EAGAIN ? 0 : r;
+                segment = r < 0 ? segment : fresh;
         }
         r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
         if (r <= 0 && segment->n_ready == 0)

@@ -35,6 +35,7 @@ static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_uring] = {ENOMEM, EAGAIN},
         [FAULT_completion] = {EIO, ENOSPC, EAGAIN, FAULT_SHORT},
         [FAULT_madvise] = {ENOMEM},
+        [FAULT_prefer_node] = {EPERM},
         [FAULT_memfd_create] = {EMFILE, ENOMEM},
         [FAULT_ftruncate] = {ENOMEM},
         [FAULT_fallocate] = {ENOSPC, ENOMEM, EINTR},

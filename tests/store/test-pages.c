@@ -20,7 +20,7 @@
 #define POOL (64u * SHARED_LARGE)
 #define SEGMENT (4u * SHARED_LARGE)
 
-static uint64_t block_bytes = 128 << 10;
+static uint64_t block_bytes = 128 << 10, nodes;
 static struct wish { uint64_t from, to; } wishes[256];
 static unsigned n_wishes, n_index;
 static int index_fd = -1;
@@ -65,6 +65,7 @@ static void open_store(enum store_pages pages) {
         const struct store_config config = {.pool_bytes = POOL,
                                             .segment_bytes = SEGMENT,
                                             .pages = pages,
+                                            .nodes = nodes,
                                             .max_attachments = 4};
         const struct domain_config all = {.name = "d", .client_quota = POOL};
 
@@ -229,6 +230,93 @@ START_TEST(segments_are_whole_large_pages_if_that_costs_little) {
 }
 END_TEST
 
+/* ---- NUMA ------------------------------------------------------------------------------------ */
+
+enum { FIRST = 1, THIRD = 2 }; /* homes: places in the list of nodes 0 and 2 */
+
+static uint64_t placed[3]; /* bytes, by node */
+
+static int note_node(void *at, size_t n, unsigned node) {
+        ck_assert(node == 0 || node == 2);
+        placed[node] += n;
+        return 0;
+}
+
+static void on_nodes_0_and_2(void) {
+        static struct kvd_sys table;
+
+        table = *sys;
+        table.prefer_node = note_node;
+        sys = &table;
+        nodes = 5;
+        open_store(STORE_PAGES_AUTO);
+}
+
+static uint32_t taken; /* by allocated_at; they are in `refs` */
+static kvd_ref refs[POOL / (128 << 10)];
+
+/* Of the next n blocks, how many are in memory of that home? */
+static uint32_t allocated_at(struct attachment *a, uint32_t home, uint32_t n) {
+        uint32_t found = 0;
+
+        for (taken = 0; taken < n;) {
+                int got = space_allocate(a, n - taken, refs + taken);
+
+                ck_assert_msg(got >= 0, "%s", store_why(store));
+                for (int i = 0; i < got; i++)
+                        found += block_segment(a->space, kvd_ref_id(refs[taken++]))->home == home;
+                idle();
+        }
+        return found;
+}
+
+START_TEST(a_client_gets_memory_of_its_node_first) {
+        const uint32_t half = POOL / 2 / (uint32_t)block_bytes;
+        struct attachment *first, *third;
+        struct space *space;
+
+        on_nodes_0_and_2();
+        space = open_space("s");
+        first = fixture_attach(space);
+        third = fixture_attach(space);
+        attachment_near(first, 1 + 0);
+        attachment_near(third, 1 + 2);
+        for (int i = 0; i < 4; i++) { /* each leaves free blocks for the other */
+                ck_assert_uint_eq(allocated_at(first, FIRST, 8), 8);
+                ck_assert_uint_eq(allocated_at(third, THIRD, 8), 8);
+        }
+        ck_assert_uint_ge(placed[0], SEGMENT); /* and the index */
+        ck_assert_uint_eq(placed[2], SEGMENT);
+        ck_assert_uint_eq(allocated_at(third, THIRD, half - 32), half - 32);
+        space_release(third, refs, taken);
+        ck_assert_uint_eq(allocated_at(first, FIRST, half - 32), half - 32);
+        ck_assert_uint_eq(allocated_at(first, THIRD, 32), 32); /* rather than none */
+}
+END_TEST
+
+START_TEST(others_get_memory_of_all_nodes) {
+        struct attachment *a;
+
+        on_nodes_0_and_2();
+        a = fixture_attach(open_space("s"));
+        attachment_near(a, 1 + 1); /* not one of the pool's */
+        ck_assert_uint_eq(allocated_at(a, THIRD, 4 * SEGMENT / (uint32_t)block_bytes),
+                          2 * SEGMENT / block_bytes);
+        ck_assert_uint_eq(a->home, 0);
+}
+END_TEST
+
+START_TEST(without_nodes_the_kernel_decides) {
+        static struct kvd_sys table;
+
+        table = *sys;
+        table.prefer_node = NULL;
+        sys = &table;
+        open_store(STORE_PAGES_AUTO);
+        ck_assert_uint_eq(allocated_at(fixture_attach(open_space("s")), 0, 64), 64);
+}
+END_TEST
+
 /* There are never so many reserved pages: a pool of 1 PiB. */
 START_TEST(too_few_reserved_pages_are_refused) {
         const struct store_config config = {.pool_bytes = UINT64_C(1) << 50,
@@ -247,5 +335,6 @@ SUITE("pages", FIXTURE(NULL, tear_down),
             memory_is_filled_ahead_once_large_pages_have_come,
             a_segment_that_is_filled_again_wants_them_again, the_index_has_them_too,
             small_pages_are_not_enlarged, segments_of_odd_blocks_stay_as_they_are,
-            segments_are_whole_large_pages_if_that_costs_little,
-            too_few_reserved_pages_are_refused))
+            segments_are_whole_large_pages_if_that_costs_little, too_few_reserved_pages_are_refused,
+            a_client_gets_memory_of_its_node_first, others_get_memory_of_all_nodes,
+            without_nodes_the_kernel_decides))

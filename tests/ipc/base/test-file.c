@@ -7,10 +7,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ipc/base/numa.h"
 #include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -31,6 +35,70 @@ START_TEST(size_and_seals_stay) {
         ck_assert_uint_eq(*(uint64_t *)f.at, 0);
         shared_file_close(&f);
         ck_assert(f.fd == -1 && f.at == NULL);
+}
+END_TEST
+
+/* Only so can one entry of a page table map 2 MiB of it. */
+START_TEST(large_mappings_are_aligned) {
+        const uint64_t bytes = 2 * SHARED_LARGE + BYTES;
+        struct shared_file f;
+        void *at;
+
+        for (int i = 0; i < 4; i++) {
+                ck_assert_int_eq(shared_file_new("test", bytes, SHARED_MAPPED, &f), 0);
+                ck_assert_int_eq(shared_file_map(f.fd, bytes, PROT_READ, &at), 0);
+                ck_assert_uint_eq((uintptr_t)f.at % SHARED_LARGE, 0);
+                ck_assert_uint_eq((uintptr_t)at % SHARED_LARGE, 0);
+                ((uint8_t *)f.at)[bytes - 1] = 1;
+                ck_assert_uint_eq(((uint8_t *)at)[bytes - 1], 1);
+                munmap(at, bytes);
+                shared_file_close(&f);
+        }
+}
+END_TEST
+
+/* The kernel tells the policy of a mapping. */
+static bool is_on_node(const void *at, unsigned node) {
+        FILE *maps = fopen("/proc/self/numa_maps", "re");
+        char line[512], begin[64], wanted[32];
+        bool found = false;
+
+        ck_assert_ptr_nonnull(maps);
+        snprintf(begin, sizeof begin, "%012lx ", (unsigned long)at);
+        snprintf(wanted, sizeof wanted, " prefer:%u ", node);
+        while (!found && fgets(line, sizeof line, maps))
+                found = strstr(line, begin) && strstr(line, wanted);
+        fclose(maps);
+        return found;
+}
+
+START_TEST(a_file_stays_on_its_node) {
+        struct shared_file f;
+        void *at;
+
+        if (access("/proc/self/numa_maps", R_OK) < 0)
+                return;
+        ck_assert_int_eq(shared_file_new("test", BYTES, 0, &f), 0);
+        ck_assert_int_eq(numa_place(f.fd, 0, BYTES, 0), 0);
+        ck_assert_int_eq(shared_file_map(f.fd, BYTES, PROT_READ, &at), 0);
+        ck_assert(is_on_node(at, 0));
+        munmap(at, BYTES);
+        shared_file_close(&f);
+}
+END_TEST
+
+START_TEST(a_thread_on_one_processor_is_on_its_node) {
+        unsigned cpu, node;
+        cpu_set_t one;
+
+        if (access("/sys/devices/system/node/node0", R_OK) < 0)
+                return;
+        ck_assert_int_eq(getcpu(&cpu, NULL), 0);
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
+        ck_assert_int_eq(getcpu(NULL, &node), 0);
+        ck_assert_int_eq(numa_here(), (int)node);
 }
 END_TEST
 
@@ -164,5 +232,7 @@ START_TEST(each_failure_leaves_nothing) {
 }
 END_TEST
 
-SUITE("file", TESTS(size_and_seals_stay, descriptor_0_will_do, it_is_no_program,
-                    one_writer_stays_one, a_short_one_is_refused, each_failure_leaves_nothing))
+SUITE("file",
+      TESTS(size_and_seals_stay, large_mappings_are_aligned, a_file_stays_on_its_node,
+            a_thread_on_one_processor_is_on_its_node, descriptor_0_will_do, it_is_no_program,
+            one_writer_stays_one, a_short_one_is_refused, each_failure_leaves_nothing))
