@@ -356,6 +356,9 @@ static inline void pins_moved(struct view *view) {
         atomic_fetch_add_explicit(&view->page->moved, 1, memory_order_release);
 }
 
+/* lookup.c: as kvd_unpin, but does not count as a use */
+void unpin_unused(struct kvd_space *space, struct kvd_pin *pin);
+
 static inline void unpin_moved(struct view *view, uint32_t id) {
         unpin_block(view, id);
         pins_moved(view);

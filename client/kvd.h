@@ -495,6 +495,31 @@ int64_t kvd_fetch_key(kvd_space *space, uint64_t salt, const void *key, uint32_t
 int kvd_lease(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t timeout_ms);
 int kvd_lease_end(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens);
 
+/* ---- sessions of agents ---------------------------------------------------------------------- */
+
+/*
+ * A session says of a conversation that pauses (a tool runs, a person types) which chains it will
+ * continue. Until it ends, their blocks are evicted before all others (KVD_KEEP_LOW: this agent is
+ * done; until they are used again), in their order (KVD_KEEP_NORMAL), after all others of the space
+ * (KVD_KEEP_HIGH), or not at all (KVD_KEEP_PINNED).
+ *
+ * kvd_session begins a session with that name (1 to KVD_NAME_MAX printable ASCII characters, without
+ * spaces and quotes), or replaces it: its chains, keep, and time. The chains are those of the pins,
+ * which are released if the call succeeds, without counting as a use; empty pins are ignored. A
+ * session belongs to the user and the space, not to the process. It ends after the given seconds (1
+ * to KVD_SESSION_SECONDS), by kvd_session_end, or with the daemon. -EDQUOT: it would pin more than
+ * the domain may, nothing has changed, and KVD_KEEP_HIGH would succeed; -ENOBUFS: the user or the
+ * space has too many sessions; -ESTALE: blocks or their daemon are gone, look up again; -ENOENT:
+ * there is no session to end; -EINVAL: a wrong argument, or all pins are empty.
+ */
+enum kvd_keep { KVD_KEEP_LOW = 1, KVD_KEEP_NORMAL = 2, KVD_KEEP_HIGH = 3, KVD_KEEP_PINNED = 4 };
+#define KVD_SESSION_PINS 512 /* at most */
+#define KVD_SESSION_SECONDS 604800
+
+int kvd_session(kvd_space *space, const char *name, uint32_t keep, uint32_t seconds,
+                struct kvd_pin *pins, uint32_t n_pins);
+int kvd_session_end(kvd_space *space, const char *name);
+
 /* ---- follow a space -------------------------------------------------------------------------- */
 
 /* A full block of a chain of tokens that came into the cache. */

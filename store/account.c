@@ -172,6 +172,7 @@ void account_open(struct store *store) {
         limit[KVD_COST_spill] = config->spill_bytes;
         limit[KVD_COST_sketches] = MOST_SKETCHES;
         limit[KVD_COST_file_names] = STORE_DISK_SPACES;
+        limit[KVD_COST_session_pins] = config->pool_bytes / 2;
         limit[KVD_COST_kept] = config->keep_bytes ?: UINT32_MAX;
 }
 

@@ -87,6 +87,7 @@ static enum store_again go_round(struct store *store, struct round *round,
 static uint32_t look_at_pins(struct space *space) {
         uint32_t ended = space_is_incomplete(space) ? 1 : inherited_look(space);
 
+        sessions_expire(space);
         return ended + available_round(space);
 }
 

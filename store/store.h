@@ -410,6 +410,38 @@ void store_wake_done(struct store *store, bool done);
 int space_lease(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 void space_lease_end(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 
+/* ---- sessions of agents, see cache/session.c ------------------------------------------------- */
+
+#define STORE_SESSION_TTL_S 604800u /* a week */
+
+struct session_request {
+        const char *name; /* 1 to KVD_NAME_MAX printable characters */
+        uint32_t user;    /* sessions of different users are different, even with the same name */
+        uint32_t keep;    /* enum of enums.h */
+        uint32_t ttl_s;   /* 1 to STORE_SESSION_TTL_S */
+        uint32_t n_blocks;
+        const kvd_ref *blocks; /* the deepest block of each of its chains */
+};
+
+/*
+ * Begins a session, or replaces what a session of that name names, says and is charged for. All or
+ * nothing: -EINVAL; -ESTALE: a block is not cached; -EDQUOT: it would pin more than the domain may;
+ * -ENOBUFS: there are too many sessions or chains.
+ */
+int space_session(struct attachment *attachment, const struct session_request *request);
+/* -ENOENT: the user has no such session. */
+int space_session_end(struct space *space, uint32_t user, const char *name);
+
+struct session_info {
+        char name[KVD_NAME_MAX + 1];
+        uint32_t user, keep;
+        uint64_t blocks; /* of all of its chains, as far as they are left */
+        uint64_t left_ms;
+};
+/* The first session at or after *cursor, of that user or of all of them; false: no more. */
+bool space_next_session(const struct space *space, const uint32_t *user, uint32_t *cursor,
+                        struct session_info *ret);
+
 /* ---- sequences: block tables of requests, see ipc/base/sequence.h ---------------------------- */
 
 /*

@@ -685,12 +685,17 @@ int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *token
 }
 
 void kvd_unpin(struct kvd_space *space, struct kvd_pin *pin) {
+        if (pin->view && !forked(space->handle))
+                touch(pin->view, pin->leaf);
+        unpin_unused(space, pin);
+}
+
+void unpin_unused(struct kvd_space *space, struct kvd_pin *pin) {
         struct view *view = pin->view;
 
         pin->n_posted = 0;
         if (!view || forked(space->handle))
                 return;
-        touch(view, pin->leaf);
         unpin_block(view, pin->leaf);
         atomic_fetch_sub_explicit(&view->page->held, pin->n_blocks, memory_order_relaxed);
         *pin = (struct kvd_pin){0};

@@ -39,6 +39,7 @@ struct scratch {
         struct kvd_change changes[KVD_SYNC_CHANGES];
         uint8_t layers[KVD_MOST_critical_reply_layers], heads[KVD_MOST_critical_reply_heads];
         struct profile_report profile;
+        struct session_info session;
         struct store_disk_info disk;
         struct store_remote_info remote;
         char tier_why[KVD_MOST_tier_info_reply_why + 1];
@@ -56,6 +57,7 @@ SCRATCH_TAKES(blocks, append_blocks);
 SCRATCH_TAKES(blocks, compact_scores);
 SCRATCH_TAKES(blocks, critical_blocks);
 SCRATCH_TAKES(blocks, sample_blocks);
+SCRATCH_TAKES(blocks, session_blocks);
 SCRATCH_TAKES(tokens, append_tokens);
 SCRATCH_TAKES(numbers, sync_taken);
 SCRATCH_TAKES(numbers, cool_slots);

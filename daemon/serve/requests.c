@@ -110,7 +110,8 @@ static void make_error(struct client *c, int error, struct call *call) {
 static bool is_end_of_list(uint32_t number, int error) {
         return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
                                     number == KVD_MSG_domain_info || number == KVD_MSG_tier_info ||
-                                    number == KVD_MSG_follow || number == KVD_MSG_chain_info);
+                                    number == KVD_MSG_follow || number == KVD_MSG_chain_info ||
+                                    number == KVD_MSG_session_info);
 }
 
 static int send_reply(struct client *c, const struct call *call) {

@@ -3,7 +3,7 @@
 #define KVD_BASE_ENUMS_H
 
 /*
- * The choices for creating a space, each defined once: numbers on the wire, words in flags,
+ * The choices for creating a space, and for sessions, each defined once: numbers on the wire, words in flags,
  * settings, tables and JSON, and the equivalent constants of client/kvd.h (client/conn/geometry.c
  * asserts that they are equal).
  *
@@ -52,7 +52,15 @@
         NEXT(policy, 2, fifo, KVD_FIFO) \
         NEXT(policy, 3, priority, KVD_PRIORITY)
 
-#define KVD_ENUMS(ENUM) ENUM(dtype) ENUM(order) ENUM(rope) ENUM(kind) ENUM(keys) ENUM(policy)
+/* how strongly a session's blocks are kept: store/cache/session.c */
+#define KVD_WORDS_keep(FIRST, NEXT) \
+        FIRST(keep, 1, low, KVD_KEEP_LOW) \
+        NEXT(keep, 2, normal, KVD_KEEP_NORMAL) \
+        NEXT(keep, 3, high, KVD_KEEP_HIGH) \
+        NEXT(keep, 4, pinned, KVD_KEEP_PINNED)
+
+#define KVD_ENUMS(ENUM) \
+        ENUM(dtype) ENUM(order) ENUM(rope) ENUM(kind) ENUM(keys) ENUM(policy) ENUM(keep)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 

@@ -6,7 +6,8 @@
  * be evicted. To know the last number, the daemon must know which blocks pins hold: pinned blocks
  * and all before them. It finds out by rounds through the pin pages, as idle work in pieces. A
  * round begins only if pins have changed, as clients say in `held` and `moved` (which are trusted
- * for nothing else). Between two rounds the number follows the space's counts.
+ * for nothing else). Between two rounds the number follows the space's counts. Chains that sessions
+ * pin (session.c) are held, too.
  */
 
 #include "store/account.h"
@@ -103,22 +104,27 @@ static void tell_all(struct space *space) {
 
 /* ---- held blocks ----------------------------------------------------------------------------- */
 
-/* False: this client or several have marked the block before, and so all blocks above it. */
+/*
+ * a is NULL for sessions, which come first. False: this client or several have marked the block
+ * before, and so all blocks above it.
+ */
 static bool mark(struct space *space, struct attachment *a, uint32_t id) {
         const struct block *b = &space->blocks[id];
         struct look *look = &space->look;
         struct block_mark *m = &look->marks[id];
+        uint32_t seat = a ? a->seat : NONE;
 
         if (b->state != KVD_SEALED || b->private)
                 return false;
         if (m->round != look->round) {
-                *m = (struct block_mark){look->round, a->seat};
-                a->look.alone++;
+                *m = (struct block_mark){look->round, seat};
+                if (a)
+                        a->look.alone++;
                 look->found++;
                 block_segment(space, id)->n_found++;
                 return true;
         }
-        if (m->seat == a->seat || m->seat == NONE)
+        if (m->seat == seat || m->seat == NONE)
                 return false;
         if (space->attachments[m->seat])
                 space->attachments[m->seat]->look.alone -= 1;
@@ -138,7 +144,7 @@ static void mark_chain(struct space *space, struct attachment *a, uint32_t *budg
 }
 
 uint64_t pins_state(const struct space *space) {
-        uint64_t state = 0;
+        uint64_t state = space->leaves.sessions.moved;
 
         for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
                 if (a->state != FOLDING)
@@ -165,6 +171,7 @@ static void begin(struct space *space, uint64_t state) {
         take_found(space, false);
         space->look = (struct look){.under_way = true,
                                     .marks = space->look.marks,
+                                    .seat = NONE,
                                     .up = NONE,
                                     .n_held = space->look.n_held,
                                     .round = space->look.round + 1,
@@ -217,23 +224,48 @@ static bool look_through(struct space *space, struct attachment *a) {
         return look->id >= ids && look->up == NONE;
 }
 
+/* The same for the chains that sessions pin. */
+static bool look_through_sessions(struct space *space) {
+        struct look *look = &space->look;
+        uint32_t marks = MARKS;
+
+        mark_chain(space, NULL, &marks);
+        for (; look->id < space->leaves.sessions.n_used && marks; look->id++) {
+                const struct session_chain *c = session_chain(space, look->id);
+
+                if (c->block == NONE || chain_session(space, c)->keep != KVD_keep_pinned)
+                        continue;
+                look->up = c->block;
+                mark_chain(space, NULL, &marks);
+        }
+        return look->id >= space->leaves.sessions.n_used && look->up == NONE;
+}
+
+static void next_client(struct look *look) {
+        look->seat++; /* from NONE to the first one */
+        look->id = 0;
+        look->up = NONE;
+}
+
 bool available_look(struct space *space) {
         struct look *look = &space->look;
         struct attachment *a;
 
         if (!look->under_way)
                 return false;
+        look->pieces++;
+        if (look->seat == NONE) {
+                if (!look_through_sessions(space))
+                        return true;
+                next_client(look);
+        }
         if (look->seat == space->n_attachments) {
                 end(space);
                 return false;
         }
         a = space->attachments[look->seat];
-        look->pieces++;
-        if (!a || a->state == FOLDING || look_through(space, a)) {
-                look->seat++;
-                look->id = 0;
-                look->up = NONE;
-        }
+        if (!a || a->state == FOLDING || look_through(space, a))
+                next_client(look);
         return true;
 }
 
@@ -245,7 +277,8 @@ bool available_look(struct space *space) {
  * decide how far the rounds get, and that can be observed.
  */
 static bool is_unsettled(const struct space *space) {
-        return space->look.rest || space->look.under_way || space->private.garbage.n;
+        return space->look.rest || space->look.under_way || space->private.garbage.n ||
+               space->leaves.sessions.n;
 }
 
 uint32_t available_round(struct space *space) {

@@ -5,7 +5,8 @@
 /*
  * The cache, as the rest of the store sees it. Ownership:
  *
- *      space    index (mapped), segments, a struct block for each id, arenas, leases, attachments
+ *      space    index (mapped), segments, a struct block for each id, arenas, leases, sessions,
+ *               attachments
  *      arena    free blocks of its segments, and the heap of eviction candidates. With isolation =
  *               arena each client has one; with isolation = shared a space has one.
  *
@@ -88,9 +89,12 @@ struct block {
         uint32_t root;       /* first block of its chain */
         uint32_t child;      /* first of its children; NONE if none */
         uint32_t sib_prev, sib_next;
-        uint32_t heap;  /* index in its arena's heap plus 1; 0 if not a candidate */
-        uint32_t run;   /* id of the run that ends with it, plus 1; 0 if none */
-        uint32_t owner; /* FILLING, LIMBO: attachment's seat; NONE if a worker fills it */
+        uint32_t heap; /* index in its arena's heap plus 1; 0 if not a candidate */
+        uint32_t run;  /* id of the run that ends with it, plus 1; 0 if none */
+        union {
+                uint32_t owner;   /* FILLING, LIMBO: attachment's seat; NONE if a worker fills it */
+                uint32_t session; /* SEALED: first chain of sessions that ends here, plus 1; or 0 */
+        };
         union {
                 uint64_t stamp; /* SEALED: eviction order, see evict.c */
                 kvd_ref twin;   /* FILLING: older block with the content that was posted; or 0 */
@@ -110,6 +114,7 @@ struct block {
         bool pending : 1;    /* SEALED, its data is not known to be there (unready.c) */
         bool poisoned : 1;   /* SEALED, it or a block before it never got its data */
         bool kept : 1;       /* counted in its segment's n_kept */
+        bool precious : 1;   /* SEALED: a session says that it is evicted after others */
 };
 static_assert(sizeof(struct block) == 64, "a block has one line of memory");
 
@@ -195,13 +200,39 @@ struct lease {
         uint32_t holder; /* seat of the attachment; NONE if this entry is unused */
 };
 
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+#define STORE_MAX_SESSIONS 1024u
+#define STORE_SESSION_CHAINS 16384u /* of all sessions of a space */
+
+/* The deepest block that is left of a chain that a session names. */
+struct session_chain {
+        uint32_t block;      /* NONE: nothing is left, or the entry is unused */
+        uint32_t prev, next; /* other chains that end at the block; NONE: none */
+        uint32_t more;       /* next chain of the session, or next unused entry; NONE: none */
+        uint16_t session;
+        /* of the first chain at its block: by keep, number of chains there */
+        uint16_t n[KVD_keep_end];
+};
+
+struct session {
+        char name[KVD_NAME_MAX + 1];
+        uint32_t user;
+        uint32_t keep;  /* enum of enums.h; 0: this entry is unused */
+        uint32_t first; /* its chains; NONE: none */
+        uint32_t n_chains;
+        uint64_t until_ns; /* sys_now_ns */
+        uint64_t pinned;   /* bytes that it is charged for */
+};
+
 /* ---- space ----------------------------------------------------------------------------------- */
 
 /* A round through the pin pages, see available.c. */
 struct look {
         bool under_way;
-        uint32_t round;        /* its number */
-        uint32_t seat, id;     /* position: client, and block id to look at next */
+        uint32_t round; /* its number */
+        /* position: client, and block id to look at next; NONE, and a chain of sessions */
+        uint32_t seat, id;
         uint32_t up;           /* next block of a pinned block's chain to mark; NONE if none */
         uint32_t pieces, rest; /* calls that it took; calls of available_round to skip after it */
         uint64_t state;        /* pins_state when it began */
@@ -268,6 +299,16 @@ struct users {
         uint32_t words;    /* of 64 seats */
 };
 
+struct sessions {                     /* session.c, session_chains.c */
+        struct session *at;           /* owned; STORE_MAX_SESSIONS; NULL before the first session */
+        struct session_chain *chains; /* owned; STORE_SESSION_CHAINS */
+        uint32_t n, n_chains;
+        uint32_t unused; /* first entry of chains that is unused again; NONE: none */
+        uint32_t n_used; /* entries of chains that were ever used */
+        uint32_t hand;   /* session that is looked at next */
+        uint64_t moved;  /* moves when sessions pin or unpin blocks */
+};
+
 struct leaves { /* evict.c */
         struct users users;
         uint32_t n;
@@ -275,6 +316,7 @@ struct leaves { /* evict.c */
         uint64_t seal_clock; /* counts seals: the order of policy fifo */
         kvd_ref chain, at;   /* chain being evicted, and where the last call stopped */
         struct ages ages;
+        struct sessions sessions;
 };
 
 struct runs {           /* index.c */
@@ -326,7 +368,7 @@ struct audit {
         uint64_t began;   /* `changes` when the walk began */
         bool whole;       /* nothing has changed since, and no other walk interfered */
         uint64_t count[KVD_N_STATES], indexed, runs, entries, run_entries, free;
-        uint64_t private, garbage, reviving, waiting, pending, poisoned;
+        uint64_t private, garbage, reviving, waiting, pending, poisoned, session_ends;
         /* sums of hashes (check_mixed) that compare two sets, see check/sequence.c */
         uint64_t owners, refs, holds;
         uint64_t places, n_places, moved, below, shared, spilled, vague, leaving, sketches,
@@ -693,6 +735,23 @@ void block_restamp(struct space *space, uint32_t id); /* updates a leaf's place 
 void block_condemn(struct space *space, uint32_t id); /* it is evicted before all others */
 /* false: it is in use */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads);
+
+/* ---- sessions: session.c --------------------------------------------------------------------- */
+
+static inline const struct session_chain *session_chain(const struct space *s, uint32_t at) {
+        return &s->leaves.sessions.chains[at];
+}
+
+static inline const struct session *chain_session(const struct space *s,
+                                                  const struct session_chain *c) {
+        return &s->leaves.sessions.at[c->session];
+}
+
+/* Ends sessions whose time is over, a bounded number. Called by a timer. */
+void sessions_expire(struct space *space);
+uint64_t sessions_bytes(const struct space *space); /* of their tables */
+/* bytes of blocks that a session must be charged for */
+uint64_t session_pins(const struct space *space, const struct session *session);
 
 /* ---- clients that sleep on a word of the index: epoch.c -------------------------------------- */
 

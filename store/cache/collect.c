@@ -14,8 +14,10 @@
 #include "store/account.h"
 #include "store/cache/inside.h"
 
+/* What a session pins stays, as if a client pinned it. */
 static bool is_idle(const struct space *space) {
-        return space_users(space) == 0 && !space_is_incomplete(space);
+        return space_users(space) == 0 && !space_is_incomplete(space) &&
+               !space->account.used[KVD_COST_session_pins];
 }
 
 /* Returns the least recently used idle space, and adds what all idle ones have of that cost. */

@@ -101,7 +101,9 @@ bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
         return users_look(space, id) && seems_in_use(space, id, reads);
 }
 
-#define CLOCK ((UINT64_C(1) << 48) - 1) /* part of a stamp; policy priority has its level above */
+/* Parts of a stamp. Policy priority has its level above the clock, and the rank is above both. */
+#define CLOCK ((UINT64_C(1) << 48) - 1)
+#define BELOW_RANK ((UINT64_C(1) << 56) - 1)
 
 /* When the client last used the block, by the space's clock; 0 if it did not. */
 static uint64_t time_of_touch(const struct space *space, const struct attachment *a, uint32_t id) {
@@ -182,6 +184,45 @@ static const struct policy {
 
 static const struct policy *policy_of(const struct space *space) {
         return &policies[space->ix->policy];
+}
+
+/* ---- ranks: what sessions say ---------------------------------------------------------------- */
+
+/*
+ * Leaves of a lower rank are evicted first. A session puts its leaf into the low rank, where it
+ * stays until it is used again; or it is precious, until the session ends.
+ */
+enum rank { LOW, NORMAL, HIGH };
+
+static uint64_t rank_stamp(enum rank rank, uint64_t stamp) {
+        return (uint64_t)rank << 56 | (stamp & BELOW_RANK);
+}
+
+static bool is_low(const struct block *b) {
+        return b->stamp && b->stamp <= BELOW_RANK;
+}
+
+/* The same block with another stamp of the policy. */
+static uint64_t ranked(const struct block *b, uint64_t stamp) {
+        bool used = (stamp & CLOCK) > (b->stamp & CLOCK);
+
+        return rank_stamp(b->precious ? HIGH : is_low(b) && !used ? LOW : NORMAL, stamp);
+}
+
+static uint64_t current_stamp(const struct space *space, uint32_t id) {
+        return ranked(&space->blocks[id], policy_of(space)->refresh(space, id));
+}
+
+static uint64_t stamp_at(const struct space *space, uint32_t id, uint64_t clock) {
+        return ranked(&space->blocks[id], policy_of(space)->stamp(space, id, clock));
+}
+
+/* Using the child uses the parent, too; and a session that ended at the child ends there now. */
+static uint64_t stamp_of_parent(const struct block *parent, const struct block *child) {
+        uint64_t own = parent->stamp & BELOW_RANK, from = child->stamp & BELOW_RANK;
+        bool low = is_low(child) && (own & CLOCK) <= (from & CLOCK);
+
+        return rank_stamp(parent->precious ? HIGH : low ? LOW : NORMAL, MAX(own, from));
 }
 
 /* Policies that go by worth read another word of each client that uses the block's group. */
@@ -362,7 +403,22 @@ void block_restamp(struct space *space, uint32_t id) {
 
         if (!b->stamp || b->private)
                 return;
-        b->stamp = policy_of(space)->refresh(space, id);
+        b->stamp = current_stamp(space, id);
+        sift(space, id);
+}
+
+void block_rank(struct space *space, uint32_t id, uint32_t keep) {
+        struct block *b = &space->blocks[id];
+
+        b->precious = keep >= KVD_keep_high;
+        if (!b->stamp)
+                return;
+        if (keep == KVD_keep_low) { /* only uses after this one count */
+                users_look(space, id);
+                b->stamp = rank_stamp(LOW, policy_of(space)->refresh(space, id));
+        } else {
+                b->stamp = rank_stamp(b->precious ? HIGH : NORMAL, b->stamp);
+        }
         sift(space, id);
 }
 
@@ -398,7 +454,7 @@ bool evict_restamp(struct space *space) {
 
                 if (b->state != KVD_SEALED || b->private || !b->stamp)
                         continue;
-                b->stamp = policy_of(space)->stamp(space, id, b->stamp & CLOCK);
+                b->stamp = stamp_at(space, id, b->stamp & CLOCK);
                 sift(space, id);
                 n--;
         }
@@ -414,7 +470,9 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         b->root = parent == NONE ? id : space->blocks[parent].root;
         b->child = NONE;
         b->sib_prev = b->sib_next = NONE;
-        b->stamp = policy_of(space)->first(space);
+        b->stamp = rank_stamp(NORMAL, policy_of(space)->first(space));
+        b->session = 0;
+        b->precious = false;
         b->score = 0;
         b->summarised = false;
         block_set_record(space, id, 0, 0, 0);
@@ -444,9 +502,9 @@ static void block_unlink(struct space *space, uint32_t id) {
                 return;
         }
         parent = &space->blocks[b->parent];
-        /* Using the child uses the parent, too. But a prefix without its end is evicted first. */
+        /* a prefix without its end is evicted first */
         parent->stamp = space_finds_whole(space) || parent->poisoned ? 0 :
-                                                                       MAX(parent->stamp, b->stamp);
+                                                                       stamp_of_parent(parent, b);
         leaf_replace(space, id, b->parent);
 }
 
@@ -479,7 +537,7 @@ static bool is_left_alone(struct space *space, uint32_t id) {
  * D2 to D6 of the protocol above, for a leaf that seemed unused. Its pins were just read, so
  * reading them again costs next to nothing.
  */
-static bool retire(struct space *space, uint32_t id) {
+static bool retire(struct space *space, uint32_t id, uint32_t *reads) {
         uint32_t generation = block_generation(space, id);
 
         block_set_state(space, id, KVD_RETIRING, generation);
@@ -488,6 +546,7 @@ static bool retire(struct space *space, uint32_t id) {
                 return false;
         }
         index_leave(space, id);
+        spend(reads, sessions_shrink(space, id));
         block_unlink(space, id);
         leave_lists(space, id);
         block_to_free(space, id);
@@ -499,7 +558,7 @@ static bool retire(struct space *space, uint32_t id) {
  * pin it should not see it RETIRING again and again.
  */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
-        if (!block_in_use(space, id, reads) && retire(space, id))
+        if (!block_in_use(space, id, reads) && retire(space, id, reads))
                 return true;
         space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
         return false;
@@ -508,7 +567,7 @@ bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
 /* If the block was used since it got its stamp, updates the stamp and lets it sink. */
 static bool warmed_up(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
-        uint64_t stamp = b->stamp ? policy_of(space)->refresh(space, id) : 0;
+        uint64_t stamp = b->stamp ? current_stamp(space, id) : 0;
 
         if (stamp <= b->stamp)
                 return false;
@@ -525,7 +584,7 @@ void block_warm(const struct attachment *a, uint32_t id) {
 
         if (!policy_of(space)->by_use || !b->stamp || b->private || when <= (b->stamp & CLOCK))
                 return;
-        stamp = policy_of(space)->stamp(space, id, when);
+        stamp = stamp_at(space, id, when);
         if (stamp <= b->stamp)
                 return;
         b->stamp = stamp;
@@ -549,8 +608,9 @@ static bool try_coldest(struct space *space, struct arena *arena, uint32_t *read
         spend(reads, look_reads(space) + worth_reads(space, id));
         if (users_look(space, id) || warmed_up(space, id))
                 return false;
-        space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
-        return retire(space, id);
+        if (!is_low(&space->blocks[id]))
+                space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
+        return retire(space, id, reads);
 }
 
 /* Looks at one leaf of the shelf. If it is unused, it returns to the heap with a new stamp. */

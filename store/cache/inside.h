@@ -112,6 +112,9 @@ struct key_ahead {
 int blocks_seal(struct attachment *a, const struct seal_request *q, const struct key_ahead *ahead,
                 kvd_ref *ret);
 
+/* A posted block whose content was cached already stands for the older block (twin). */
+kvd_ref content_of(const struct attachment *a, kvd_ref ref);
+
 /* evict.c: chains, candidates, victims */
 void leaf_add(struct space *space, uint32_t id);
 /* the block was sealed behind parent (NONE: at the beginning of a chain) */
@@ -210,6 +213,24 @@ void tenant_leave(struct space *space, struct tenant *tenant);
 
 /* epoch.c: wakes clients that sleep on a word of the index */
 void epoch_move(shm_u32 *epoch);
+
+/* evict.c: a session begins or ends at the block; keep: the most that any of those there says */
+void block_rank(struct space *space, uint32_t id, uint32_t keep);
+
+/* session.c */
+void sessions_close(struct space *space);
+
+/* session_chains.c */
+/* the most that any of the sessions that end at the block says; 0: there are none */
+uint32_t sessions_keep(const struct space *space, uint32_t id);
+void session_add_chain(struct space *space, struct session *session, uint32_t id);
+/* takes one of its chains away, and returns the block at which it ended; NONE: nothing was left */
+uint32_t session_take_chain(struct space *space, struct session *session);
+/*
+ * The block is about to be evicted: its sessions then end at its parent. Returns the number of
+ * their chains.
+ */
+uint32_t sessions_shrink(struct space *space, uint32_t id);
 
 /* lease.c */
 void leases_drop(struct attachment *attachment, bool died);

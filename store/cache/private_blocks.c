@@ -116,6 +116,7 @@ void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc 
         index_write(space, id, fields, tokens);
         b->parent = b->child = b->sib_prev = b->sib_next = NONE;
         b->stamp = 0;
+        b->session = 0;
         b->score = 0;
         b->summarised = false;
         b->private = true;

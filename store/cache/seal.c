@@ -107,8 +107,7 @@ static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_r
                        kvd_key_root(ix, q->group, q->root);
 }
 
-/* A posted block whose content was cached already stands for the older block (twin). */
-static kvd_ref content_of(const struct attachment *a, kvd_ref ref) {
+kvd_ref content_of(const struct attachment *a, kvd_ref ref) {
         return block_filled_by(a, ref) ? a->space->blocks[kvd_ref_id(ref)].twin : ref;
 }
 

@@ -123,6 +123,7 @@ static void space_free(struct space *space) {
         free(space->attachments);
         users_close(space);
         free(space->leases.at);
+        sessions_close(space);
         free(space);
 }
 

@@ -57,7 +57,7 @@ static uint64_t overhead(const struct walk *w) {
                n_attachments(s) * kvd_pinpage_bytes(s->ix) + all->n * sizeof(struct sequence) +
                all->n_entries * sequence_entry_bytes(s) + summaries_bytes(s) +
                (s->parts.remote ? remote_space_bytes(s->ix) : 0) + semaphores_bytes(s) +
-               w->audit->fetch_bytes + prefixes_bytes(s);
+               w->audit->fetch_bytes + prefixes_bytes(s) + sessions_bytes(s);
 }
 
 static uint64_t kept(const struct space *s) {
@@ -68,6 +68,14 @@ static uint64_t kept(const struct space *s) {
         for (uint32_t i = 0; i < s->ix->max_segments; i++)
                 n += s->memory.segments[i].kept;
         return n;
+}
+
+static uint64_t all_session_pins(const struct space *s) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; s->leaves.sessions.n && i < STORE_MAX_SESSIONS; i++)
+                bytes += session_pins(s, &s->leaves.sessions.at[i]);
+        return bytes;
 }
 
 void check_charges(struct walk *w) {
@@ -83,9 +91,12 @@ void check_charges(struct walk *w) {
                 [KVD_COST_leases] = s->leases.n,
                 [KVD_COST_kept] = kept(s),
                 [KVD_COST_file_names] = s->parts.file && s->parts.file->charged,
+                [KVD_COST_sessions] = s->leaves.sessions.n,
+                [KVD_COST_session_pins] = all_session_pins(s),
         };
 
-        w->spent += s->ix->max_segments * 10 + s->n_attachments * 100;
+        w->spent += s->ix->max_segments * 10 + s->n_attachments * 100 +
+                    s->leaves.sessions.n_used * 20;
         for (uint32_t i = 0; i < KVD_N_COSTS; i++)
                 expect(w, has[i] == s->account.used[i],
                        "S16 the space has %llu of cost %u, and is charged for %llu",

@@ -100,6 +100,17 @@ static void check_owners(struct walk *w) {
                "S12 a client's filling list is not as long as it says");
 }
 
+/* Chains of sessions that end at some block. */
+static uint64_t session_ends(struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t n = 0;
+
+        for (uint32_t i = 0; i < s->leaves.sessions.n_used; i++)
+                n += session_chain(s, i)->block != NONE;
+        w->spent += s->leaves.sessions.n_used;
+        return n;
+}
+
 void check_cache_sums(struct walk *w) {
         const struct space *s = w->space;
         const struct audit *audit = w->audit;
@@ -111,6 +122,8 @@ void check_cache_sums(struct walk *w) {
         expect(w, audit->run_entries == audit->runs,
                "S4 the run table does not have one entry for each run");
         expect(w, s->ix->run_capacity - s->runs.n_free == audit->runs, "S5 runs are lost");
+        expect(w, audit->session_ends == session_ends(w),
+               "S19 the end of a session's chain is lost");
         expect(w, audit->garbage == s->private.garbage.n, "Q7 garbage is lost");
         expect(w, audit->private == s->private.n && audit->reviving == s->private.n_reviving,
                "Q8 private blocks are miscounted");
@@ -298,6 +311,25 @@ static void check_run(struct walk *w, uint32_t id) {
                "B15 run of block %u has another parent, root or group than its chain", id);
 }
 
+static void check_sessions(struct walk *w, uint32_t id) {
+        const struct space *s = w->space;
+        const struct block *b = &s->blocks[id];
+        uint32_t most = 0, before = NONE;
+
+        for (uint32_t at = b->session - 1; at != NONE; at = session_chain(s, at)->next) {
+                const struct session_chain *c = session_chain(s, at);
+
+                expect(w, c->block == id && c->prev == before,
+                       "B17 a session does not end at block %u", id);
+                most = MAX(most, chain_session(s, c)->keep);
+                before = at;
+                w->audit->session_ends++;
+                w->spent += 20;
+        }
+        expect(w, b->private ? !b->session : b->precious == (most >= KVD_keep_high),
+               "B17 block %u is kept otherwise than its sessions say", id);
+}
+
 static void check_sealed(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
@@ -307,6 +339,7 @@ static void check_sealed(struct walk *w, uint32_t id) {
                 check_chain(w, id);
         check_siblings(w, id);
         check_leaf(w, id);
+        check_sessions(w, id);
         if (!b->run)
                 return;
         w->spent += 1000 + KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;

@@ -412,6 +412,18 @@ static void count_below(struct walk *w, const struct below *b) {
                 count_fetch(w, container_of(node, struct fetch, waiting));
 }
 
+static void count_sessions(struct walk *w) {
+        const struct space *s = w->space;
+
+        for (uint32_t i = 0; i < s->leaves.sessions.n_used; i++) {
+                const struct session_chain *c = session_chain(s, i);
+
+                if (c->block != NONE && chain_session(s, c)->keep == KVD_keep_pinned)
+                        w->audit->holds -= check_mixed(c->block);
+        }
+        w->spent += s->leaves.sessions.n_used * 2;
+}
+
 /* Nothing is compared while a closed sequence still has references: idle work releases them. */
 void check_sequence_sums(struct walk *w) {
         const struct space *s = w->space;
@@ -426,10 +438,12 @@ void check_sequence_sums(struct walk *w) {
                 count_job(w, job);
         for (const struct below *b = space_store(s)->below; b; b = b->next)
                 count_below(w, b);
+        count_sessions(w);
         for (const struct sketch *k = sketches_of(s)->dead; k; k = k->next, audit->sketches++)
                 audit->sketch_bytes += k->bytes;
         expect(w, audit->refs == 0, "Q2 references of blocks differ from entries that name them");
-        expect(w, audit->holds == 0, "Q3 holds of blocks differ from jobs, offers and transfers");
+        expect(w, audit->holds == 0,
+               "Q3 holds of blocks differ from jobs, offers, transfers and sessions");
         expect(w, audit->waiting == s->private.n_reviving,
                "Q24 a block that a worker was to fill is lost");
         expect(w, places_of(s)->spill_bytes == places_bytes(s) + audit->sketch_bytes,

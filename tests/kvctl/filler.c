@@ -78,7 +78,8 @@ static void fill(kvd_space *space, struct kvd_pin *held) {
                 b[i] = 5000 + i;
         expect_tokens(kvd_lookup(space, 0, a, A_BLOCKS * BLOCK_TOKENS, ids, A_BLOCKS, &pin), 0);
         seal(space, &pin, A_BLOCKS, a, A_BLOCKS * BLOCK_TOKENS);
-        kvd_unpin(space, &pin);
+        if (kvd_session(space, "agent-7", KVD_KEEP_HIGH, 3600, &pin, 1) < 0)
+                die("kvd_session");
         expect_tokens(kvd_lookup(space, 0, a, A_BLOCKS * BLOCK_TOKENS, ids, A_BLOCKS, &pin),
                       A_BLOCKS * BLOCK_TOKENS);
         kvd_unpin(space, &pin);

@@ -36,6 +36,10 @@ kvctl 0 prefixes --limit 1
 says ' 640 ' '^1 more chain.* not shown'
 says_not ' 404 '
 
+kvctl 0 sessions
+says '^NAME  *KEEP  *BLOCKS  *BYTES  *LEFT$' '^agent-7  *high  *40  *160 KiB  *[0-9]'
+kvctl 0 sessions llama --json
+says '"name": "agent-7"' '"keep": "high"' '"blocks": 40'
 kvctl 0 stat llama
 says '^sealed  *46  blocks ' '^lookups  *3  calls ' '^lookup_hits  *2 ' '^tokens_asked  *1600 ' '^tokens_found  *960 ' \
         '^hit_rate  *66\.7 %  lookup_hits / lookups$' '^tokens_reused  *60\.0 %  tokens_found / tokens_asked$'

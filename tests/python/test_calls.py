@@ -11,7 +11,7 @@ from array import array
 from pathlib import Path
 from unittest import mock
 
-from common import (HEADS, LAYERS, TOKENS, VOCAB, chain, child, geometry, kvd, main, np, raises, seal, start, torch,
+from common import (HEADS, LAYERS, TOKENS, VOCAB, chain, child, geometry, gone, kvd, main, np, raises, seal, start, torch,
                     until)
 
 
@@ -239,6 +239,28 @@ def test_leases(space):
         lease.end()
         with raises(kvd.Invalid):
             space.lease(tokens)
+
+
+def test_sessions(space):
+    """What a session pins stays when the pool is filled; the pins that named it are released."""
+    pinned, other = chain(713, 4), chain(714, 4)
+    seal(space, 713, 4)
+    seal(space, 714, 4)
+    assert not space.session("agent", chain(715, 1))
+    assert space.session("agent", pinned, keep="pinned", ttl=3600)
+    pin = space.lookup(other)
+    assert space.session("second", [pin, kvd.Pin(space)], keep="low") and not pin and not pin.blocks
+    assert gone(space, other) and space.match(pinned) == len(pinned)
+    with raises(kvd.Invalid, "1 to 604800"):
+        space.session("agent", pinned, ttl=0)
+    with raises(ValueError, "low, normal, high, pinned"):
+        space.session("agent", pinned, keep="always")
+    with space.lookup(pinned) as pin, raises(kvd.Invalid):
+        space.session("two words", pin)
+    space.end_session("agent")
+    with raises(kvd.NotFound):
+        space.end_session("agent")
+    assert gone(space, pinned)
 
 
 def test_settings(space):

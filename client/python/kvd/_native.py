@@ -175,6 +175,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_settle": (c_int, (_HANDLE,)),
     "kvd_lease": (c_int, (_HANDLE, *_TOKENS, c_uint32)),
     "kvd_lease_end": (c_int, (_HANDLE, *_TOKENS)),
+    "kvd_session": (c_int, (_HANDLE, c_char_p, c_uint32, c_uint32, POINTER(PinStruct), c_uint32)),
+    "kvd_session_end": (c_int, (_HANDLE, c_char_p)),
     "kvd_follow_begin": (c_int, (_HANDLE, POINTER(FollowStruct), c_void_p, _RET)),
     "kvd_follow_step": (c_int, (_HANDLE,)),
     "kvd_follow_end": (c_void_p, (_HANDLE,)),

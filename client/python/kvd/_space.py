@@ -13,7 +13,7 @@ from ._buffer import memory
 from ._errors import Error
 from ._fetch import Fetch
 from ._follow import Follow
-from ._geometry import Geometry
+from ._geometry import Geometry, choice
 from ._handle import Handle
 from ._lease import Lease
 from ._native import (CountersStruct, MemoryStruct, PinStruct, PlaceStruct, c_string, check, closed, lib, number)
@@ -318,6 +318,39 @@ class Space:
         process is still computing it after timeout seconds: compute it without storing.
         """
         return Lease(self._open(), words(tokens), timeout)
+
+    def session(self, name: str, what: Tokens | Pin | Sequence[Pin], *, keep: str = "high", ttl: int = 300,
+                salt: int = 0) -> bool:
+        """Say of a conversation that pauses what it will continue: tokens, in all layer groups, as far as they are
+        stored, or the chains and objects of pins, which are then released.
+
+        Until ttl seconds have passed (at most a week), end_session() or the end of the daemon, their blocks are evicted
+        after all others of the space (keep="high"), not at all ("pinned"), like others ("normal"), or before others, until
+        they are used again ("low"). The session belongs to this user, not to this process. A call with the same name
+        replaces it. Returns False, and changes nothing, if nothing of it is stored. Raises kvd.QuotaExceeded if it would
+        pin more than the domain may, kvd.PoolFull if there are too many sessions; pins then stay.
+        """
+        how, pins = choice("keep", keep), self._pins_of(what, salt)
+        if not any(pins):
+            return False
+        structs = (PinStruct * len(pins))(*(pin._struct for pin in pins))
+        check(lib.kvd_session(self._open(), c_string("name", name), how, number("ttl", ttl), structs, len(pins)))
+        for pin, struct in zip(pins, structs):
+            pin._took(struct, [])
+            pin.release()
+        return True
+
+    def _pins_of(self, what: Tokens | Pin | Sequence[Pin], salt: int) -> list[Pin]:
+        if isinstance(what, Pin):
+            return [what]
+        if isinstance(what, (list, tuple)) and what and all(isinstance(it, Pin) for it in what):
+            return list(what)
+        row = words(what)
+        return [self.lookup(row, group, salt=salt) for group in range(self.geometry.layer_groups or 1)]
+
+    def end_session(self, name: str) -> None:
+        """End a session. Raises kvd.NotFound if this user has none of that name in the space."""
+        check(lib.kvd_session_end(self._open(), c_string("name", name)))
 
     def sequence(self, max_blocks: int) -> TokenSequence:
         """Open a request's block table of at most max_blocks blocks, for the methods. Raises kvd.TooMany if the space

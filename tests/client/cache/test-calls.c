@@ -134,6 +134,8 @@ static int calls_that_go_on(struct held *h) {
         REFUSED(kvd_fetch_key(keyed, 0, "0123456789abcdef", 1, &fd));
         REFUSED(kvd_lease(whole, tokens, TOKENS, 0));
         REFUSED(kvd_lease_end(whole, tokens, TOKENS));
+        REFUSED(kvd_session(space, "agent", KVD_KEEP_HIGH, 60, pins, 1));
+        REFUSED(kvd_session_end(space, "agent"));
         REFUSED(kvd_follow_begin(space, &pass, NULL, &follow));
         REFUSED(kvd_follow_step(h->follow));
         REFUSED(kvd_space_set(space, "keydiff", 1));
