@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -225,6 +226,43 @@ def check_what_is_not_kept(socket: str) -> None:
             assert not it.ledger.retained.sessions and not any(kept.pins)
 
 
+# ---- sessions --------------------------------------------------------------------------------------------------------
+
+def check_sessions(socket: str) -> None:
+    """The daemon keeps what a request names, also when its vLLM has ended; wrong values mean nothing."""
+    def end(it: Manager, first: int, session: object, **more) -> list[int]:
+        ended(it, request("ended", tokens := [first] + TOKENS, {"kvd_session": session}, **more))
+        return tokens[:10 * SIZE]
+
+    def sessions() -> dict:
+        return {row["name"]: (row["keep"], row["blocks"]) for row in json.loads(kvctl("sessions", "--json"))["sessions"]}
+
+    def kvctl(*arguments: str) -> bytes:
+        return subprocess.run([os.environ["KVCTL"], "--socket", socket, *arguments], capture_output=True).stdout
+
+    with manager(socket, keep=1, most=64) as it:
+        pinned = end(it, 1, {"name": "one", "keep": "pinned", "ttl": 60})
+        high = end(it, 2, {}, session_id="two")
+        assert sessions() == {"one": ("pinned", 10), "two": ("high", 10)}
+        for session in ("one", {"name": 1}, {}, {"name": "x", "keep": 1}, {"name": "x", "ttl": 1.5},
+                        {"name": "x", "for": 1}, {"name": "x", "keep": "always"}, {"name": "two words"},
+                        {"name": "x", "ttl": -1}):
+            end(it, 3, session)
+        serve(it, asked := request("preempted", TOKENS, {"kvd_session": {"name": "x"}}))
+        it.free(asked)
+        assert {*sessions()} == {"one", "two"}
+    with manager(socket, keep=1, most=64) as it:
+        kvctl("evict", it.ledger.space.name, "--all")
+        assert it.ledger.space.match(pinned) == len(pinned) and not it.ledger.space.match(high)
+        end(it, 1, {"name": "one", "keep": "low"})
+        end(it, 4, {"name": "two", "ttl": 0})
+        assert sessions() == {"one": ("low", 10)}
+        later = end(it, 5, None)
+        kvctl("evict", it.ledger.space.name, "--blocks", "1")
+        assert it.ledger.space.match(pinned) == 9 * SIZE and it.ledger.space.match(later) == len(later)
+        it.ledger.space.end_session("one")
+
+
 # ---- what routers are told -------------------------------------------------------------------------------------------
 
 def check_events(socket: str) -> None:
@@ -310,6 +348,7 @@ class Told:
 
 
 if __name__ == "__main__":
-    for check in (check_what_is_kept, check_what_is_not_kept, check_events, check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
+    for check in (check_what_is_kept, check_what_is_not_kept, check_sessions, check_events,
+                  check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
                   check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes, check_a_watermark):
         check(sys.argv[1])

@@ -16,6 +16,7 @@ from ._vllm_keys import PrefixKeys
 
 if TYPE_CHECKING:
     from ._vllm_methods import Kept
+    from ._vllm_session import Session
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Chain:
     is not shared."""
 
     __slots__ = ("request", "salts", "pins", "length", "blocks", "keys", "objects", "below", "tables", "ended",
-                 "kept")
+                 "kept", "session")
 
     def __init__(self, request: Request, salt: int, pins: list[kvd.Pin], groups: Groups):
         self.request, self.salts, self.pins = request, groups.salts(salt), pins
@@ -44,6 +45,7 @@ class Chain:
         self.tables: list[list[KVCacheBlock]] = []      # of the dense groups
         self.ended = not pins           # no further block is published
         self.kept: Kept | None = None   # of a request that follows methods
+        self.session: Session | None = None     # of a request that has ended
 
 
 @dataclass

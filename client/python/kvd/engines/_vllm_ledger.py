@@ -37,6 +37,7 @@ from ._vllm_groups import Groups, Kind
 from ._vllm_keys import extra_key, salt_ahead, tokens_of
 from ._vllm_methods import Methods
 from ._vllm_retain import Hint, Retained
+from ._vllm_session import Session
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
 
@@ -394,26 +395,31 @@ class Ledger:
         if chain:
             self._publish(chain, plan)
         self._forget_plan(plan)
-        if chain and request_id not in self.doubtful:
+        if chain and request_id not in self.doubtful and chain.request.is_finished():
             self._retain(chain)
+            chain.session = Session.of(chain.request)
         self.doubtful.discard(request_id)
         return chain
 
     def _retain(self, chain: Chain) -> None:
         """Keep what has been published of a request that has ended, if it asked for that."""
-        hint = Hint.of(chain.request) if chain.request.is_finished() else None
+        hint = Hint.of(chain.request)
         if hint and not hint.seconds:
             self.retained.end(hint.session)
         elif hint and chain.length and self.state is self.SERVING:
-            try:
-                self.space.flush()
-            except kvd.Error as error:      # what was refused is not found
-                logger.warning("kvd: %s", error)
-            words = self.words(chain.request, 0, chain.length)
-            pins = [self._lookup(words, it) for it in chain.salts]
-            for kind in self.groups.kinds:
-                pins += self._last_objects(chain, kind)
-            self.retained.keep(hint, pins)
+            self.retained.keep(hint, self._look_up_again(chain))
+
+    def _look_up_again(self, chain: Chain) -> list[kvd.Pin]:
+        """Return pins of what has been published of a request."""
+        try:
+            self.space.flush()
+        except kvd.Error as error:      # what was refused is not found
+            logger.warning("kvd: %s", error)
+        words = self.words(chain.request, 0, chain.length)
+        pins = [self._lookup(words, it) for it in chain.salts]
+        for kind in self.groups.kinds:
+            pins += self._last_objects(chain, kind)
+        return pins
 
     def _last_objects(self, chain: Chain, kind: Kind) -> list[kvd.Pin]:
         """Return pins of the last objects of a chain, as many as a hit needs one after the other."""
@@ -432,6 +438,8 @@ class Ledger:
         """Release a chain whose blocks are not read any more."""
         start = time.perf_counter()
         self._close_pins(chain)
+        if chain.session and chain.length and self.state is self.SERVING:
+            chain.session.tell(self.space, self._look_up_again(chain))
         if chain.kept and self.methods:
             self.methods.end()
         self.numbers.let_go_s += time.perf_counter() - start

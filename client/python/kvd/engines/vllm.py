@@ -63,6 +63,10 @@ Requests may ask that their prompt and answer be kept when they have ended, as a
 replaces what is kept of it; 0 seconds end it. Kept prefixes never make other requests of any process wait: those with the
 lowest priority are given up first (see _vllm_retain.py).
 
+Or they have a session in kvd's daemon: "kv_transfer_params": {"kvd_session": {"name": "agent-7", "keep": "high",
+"ttl": 300}}. It outlives this vLLM, and another one may serve the next request; keep may be "low", "normal", "high" or
+"pinned" (see _vllm_session.py and kvd.Space.session()).
+
 KV cache events (--kv-events-config) are sent by vLLM's own publisher, and credit this vLLM with what it can use: each block
 of the space, whoever computed it, until it is evicted (see _vllm_events.py, also for what is not told).
 
