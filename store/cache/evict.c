@@ -217,12 +217,15 @@ static uint64_t stamp_at(const struct space *space, uint32_t id, uint64_t clock)
         return ranked(&space->blocks[id], policy_of(space)->stamp(space, id, clock));
 }
 
-/* Using the child uses the parent, too; and a session that ended at the child ends there now. */
+/*
+ * Using the child uses the parent, too; and a session that ended at the child ends there now. If
+ * the parent is precious, its rank is updated as after a use.
+ */
 static uint64_t stamp_of_parent(const struct block *parent, const struct block *child) {
         uint64_t own = parent->stamp & BELOW_RANK, from = child->stamp & BELOW_RANK;
         bool low = is_low(child) && (own & CLOCK) <= (from & CLOCK);
 
-        return rank_stamp(parent->precious ? HIGH : low ? LOW : NORMAL, MAX(own, from));
+        return rank_stamp(low ? LOW : NORMAL, MAX(own, from));
 }
 
 /* Policies that go by worth read another word of each client that uses the block's group. */

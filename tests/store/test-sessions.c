@@ -216,6 +216,42 @@ START_TEST(low_spares_what_others_share) {
 }
 END_TEST
 
+/* A client that has ended used the trunk itself, after the conversation that is over. */
+START_TEST(low_spares_what_was_used_later) {
+        kvd_ref trunk = chain(100, 4), done = extend(trunk, 200, 2), cold = chain(400, 2);
+        struct attachment *b = fixture_attach(space);
+
+        space_tick(space);
+        b->words[kvd_ref_id(trunk)].touch = (uint32_t)space->clock;
+        attachment_free(b, false);
+        idle();
+        keep("done", KVD_keep_low, 60, done);
+        ck_assert_uint_eq(evict(2), 2);
+        ck_assert(!there(done) && there(trunk) && there(cold));
+        ck_assert_uint_eq(evict(2), 2);
+        ck_assert(there(trunk) && !there(cold));
+}
+END_TEST
+
+/* Eviction puts leaves in use aside, and gives them a new place afterwards, as a new policy does. */
+START_TEST(high_stays_high_after_it_was_in_use) {
+        kvd_ref high = chain(100, 4), later;
+
+        keep("high", KVD_keep_high, 60, high);
+        a->words[kvd_ref_id(high)].pins = 1;
+        ck_assert_uint_eq(evict(1), 0);
+        a->words[kvd_ref_id(high)].pins = 0;
+        later = chain(200, 4);
+        ck_assert_uint_eq(evict(4), 4);
+        ck_assert(there(high) && !there(later));
+        set(space, "policy", "fifo");
+        idle();
+        later = chain(200, 4);
+        ck_assert_uint_eq(evict(4), 4);
+        ck_assert(there(high) && !there(later));
+}
+END_TEST
+
 START_TEST(the_strongest_of_several_counts) {
         kvd_ref shared = chain(100, 4), other = chain(200, 4);
 
@@ -309,8 +345,11 @@ END_TEST
 START_TEST(nonsense_is_refused_and_changes_nothing) {
         kvd_ref end = chain(100, 4), gone = chain(200, 1), own;
         char longest[KVD_NAME_MAX + 2];
+        struct table t;
         bool more;
 
+        table_open(&t, a, 4, false);
+        ck_assert_int_eq(table_append(&t, BT, 1), 0);
         ck_assert_int_eq(space_evict(space, 0, gone, &more), 1);
         ck_assert_int_eq(space_allocate(a, 1, &own), 1);
         memset(longest, 'x', sizeof longest);
@@ -324,6 +363,7 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         ck_assert_int_eq(keep_of(ME, "a", KVD_keep_high, STORE_SESSION_TTL_S + 1, end), -EINVAL);
         ck_assert_int_eq(keep_of(ME, "a", KVD_keep_high, 60, gone), -ESTALE);
         ck_assert_int_eq(keep_of(ME, "a", KVD_keep_high, 60, own), -ESTALE);
+        ck_assert_int_eq(keep_of(ME, "a", KVD_keep_high, 60, t.slots[0].ref), -ESTALE);
         ck_assert_int_eq(keep_of(ME, "a", KVD_keep_high, 60, kvd_ref_make(UINT32_MAX, 1)), -ESTALE);
         ck_assert_uint_eq(sessions_of(NULL, NULL), 0);
         longest[KVD_NAME_MAX] = 0;
@@ -331,6 +371,7 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         ck_assert_int_eq(keep_of(ME, longest, KVD_keep_pinned, 60, gone), -ESTALE);
         ck_assert_uint_eq(sessions_of(NULL, NULL), 1);
         space_release(a, &own, 1);
+        table_close(&t);
 }
 END_TEST
 
@@ -414,7 +455,8 @@ SUITE("sessions", FIXTURE(set_up, tear_down),
       LOOPS(ARRAY_SIZE(policies), high_goes_after_others_and_low_before),
       TESTS(pinned_is_not_evicted, a_pinned_chain_is_not_offered_to_clients,
             a_chain_that_loses_its_end_stays_kept, low_ends_with_the_next_use,
-            low_spares_what_others_share, the_strongest_of_several_counts),
+            low_spares_what_others_share, low_spares_what_was_used_later,
+            high_stays_high_after_it_was_in_use, the_strongest_of_several_counts),
       TESTS(a_name_again_replaces_chain_and_time, sessions_end_by_themselves,
             high_that_is_over_is_like_others, users_have_names_of_their_own),
       TESTS(nonsense_is_refused_and_changes_nothing, pins_are_bounded_by_the_domain,

@@ -148,12 +148,16 @@ START_TEST(a_session_outlives_its_client) {
 END_TEST
 
 START_TEST(eviction_follows_what_sessions_say) {
-        struct kvd_pin pin = {0};
+        struct kvd_pin pin = {0}, last = {0};
 
         keep("first", KVD_KEEP_HIGH, 1);
+        store(3, &last);
         store(2, &pin);
         kvd_unpin(space, &pin);
-        keep("last", KVD_KEEP_LOW, 3);
+        store(6, &pin);
+        kvd_unpin(space, &pin);
+        /* its release is no use */
+        ck_assert_int_eq(kvd_session(space, "last", KVD_KEEP_LOW, 60, &last, 1), 0);
         evict(LENGTH);
         ck_assert(blocks_left(1) == LENGTH && blocks_left(2) == LENGTH && !blocks_left(3));
         evict(LENGTH);
@@ -165,22 +169,28 @@ START_TEST(eviction_follows_what_sessions_say) {
 }
 END_TEST
 
-/* Nobody waits for the daemon to take posts. */
-START_TEST(posted_blocks_are_part_of_the_chain) {
-        struct kvd_block block;
-        struct kvd_pin pin = {0};
+static void post_behind(struct kvd_pin *pin, struct kvd_block *block) {
         const uint32_t more[TOKENS] = {9, 9, 9, 9};
+
+        store(1, pin);
+        ck_assert_int_eq(kvd_alloc(space, 1, block), 1);
+        ck_assert_int_eq(kvd_post(space, pin, 1, block, more, TOKENS), 1);
+}
+
+/* Nobody waits for the daemon to take posts. The second time, another block has the content. */
+START_TEST(posted_blocks_are_part_of_the_chain) {
+        struct kvd_block blocks[2];
+        struct kvd_pin pins[2] = {{0}};
         struct kvd_msg_session_info_reply info;
 
-        store(1, &pin);
-        ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
-        ck_assert_int_eq(kvd_post(space, &pin, 1, &block, more, TOKENS), 1);
-        ck_assert_msg(kvd_session(space, "agent", KVD_KEEP_PINNED, 60, &pin, 1) == 0, "%s",
-                      kvd_error());
-        kvd_free(space, 1, &block);
-        evict(0);
-        ck_assert_uint_eq(sessions(&info), 1);
-        ck_assert_uint_eq(info.blocks, LENGTH + 1);
+        for (uint32_t i = 0; i < 2; i++) {
+                post_behind(&pins[i], &blocks[i]);
+                ck_assert_msg(kvd_session(space, "agent", KVD_KEEP_PINNED, 60, &pins[i], 1) == 0,
+                              "%s", kvd_error());
+                ck_assert_uint_eq(sessions(&info), 1);
+                ck_assert_uint_eq(info.blocks, LENGTH + 1);
+        }
+        kvd_free(space, 2, blocks);
 }
 END_TEST
 
