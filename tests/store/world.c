@@ -313,6 +313,27 @@ static void lease(struct world *w, struct user *u) {
                 space_lease_end(u->attachment, prefix, WORLD_BT);
 }
 
+static void session(struct world *w, struct user *u) {
+        const kvd_ref ends[] = {u->chains[below(w, WORLD_CHAINS)].leaf,
+                                u->chains[below(w, WORLD_CHAINS)].leaf};
+        const char name[] = {(char)('a' + below(w, 4)), 0};
+        struct session_request q = {.name = name,
+                                    .user = below(w, 2),
+                                    .keep = 1 + below(w, KVD_keep_max),
+                                    .ttl_s = 1 + below(w, 9),
+                                    .n_blocks = 1 + below(w, 2),
+                                    .blocks = ends};
+        struct session_info info = {0};
+        uint32_t cursor = 0;
+
+        if (below(w, 4))
+                note_result(w, space_session(u->attachment, &q));
+        else
+                note_result(w, space_session_end(attachment_space(u->attachment), q.user, name));
+        while (space_next_session(attachment_space(u->attachment), &q.user, &cursor, &info))
+                note(w->turn, info.blocks);
+}
+
 static void append(struct world *w, struct user *u) {
         struct chain c = {0};
         uint32_t n = MIN(2, u->n_filling), at;
@@ -354,7 +375,7 @@ static void work_on_sequence(struct world *w, struct user *u) {
 
 static void act(struct world *w, struct user *u) {
         struct chain *c = &u->chains[below(w, WORLD_CHAINS)];
-        uint32_t op = below(w, 40);
+        uint32_t op = below(w, 42);
 
         if (op < 10)
                 allocate(w, u);
@@ -374,6 +395,8 @@ static void act(struct world *w, struct user *u) {
                 work_on_sequence(w, u);
         else if (op < 39)
                 change(w, u);
+        else if (op < 41)
+                session(w, u);
         else if (below(w, 4) == 0)
                 go(w, u);
 }
