@@ -59,6 +59,11 @@ static uint32_t seal_chain(struct attachment *a, uint32_t n, uint32_t first_toke
         q.n_tokens = got * BT;
         if (attachment_space(a) && space_seal(a, &q, now) < 0)
                 exit(2);
+        space_session(a, &(struct session_request){.name = "s",
+                                                   .keep = KVD_keep_high,
+                                                   .ttl_s = 60,
+                                                   .n_blocks = 1,
+                                                   .blocks = &now[got - 1]});
         return got;
 }
 

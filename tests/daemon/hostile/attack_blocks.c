@@ -272,6 +272,73 @@ static void impossible_geometry(const struct hostile *h) {
                 die("the connection has ended");
 }
 
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+/* 0, or the errno of the refusal. */
+static uint32_t begin_session(int fd, uint32_t space, uint32_t number, uint32_t keep,
+                              const kvd_ref *ends, uint32_t n) {
+        char name[16];
+        struct kvd_msg m = {.number = KVD_MSG_session, .serial = 7}, reply;
+
+        snprintf(name, sizeof name, "%u", number);
+        m.session = (struct kvd_msg_session){.space = space,
+                                             .name = kvd_slice_of(name),
+                                             .keep = keep,
+                                             .seconds = 604800,
+                                             .blocks = {ends, n * (uint32_t)sizeof *ends}};
+        if (raw_call(fd, &m, &reply, NULL) != 1)
+                die("the connection has ended");
+        return reply.number == KVD_MSG_error ? reply.error.code : 0;
+}
+
+/* A chain of one block, in whichever segment there is one. False: there are no more blocks. */
+static bool seal_alone(int fd, uint32_t space, uint32_t number, kvd_ref *ret) {
+        const uint32_t tokens[VICTIM_BT] = {number, 9, 9, 9};
+        struct kvd_msg m, reply;
+
+        if (raw_allocate(fd, space, 1, ret) != 1)
+                return false;
+        m = seal_message(space, ret, 1, tokens);
+        return raw_call(fd, &m, &reply, NULL) == 1 && reply.number != KVD_MSG_error;
+}
+
+/* Pins one block after the other, all over the pool, and does not end the sessions. */
+static void sessions_that_pin(const struct hostile *h) {
+        int fd = raw_attach(h->daemon.socket);
+        uint32_t space = raw_open_space(fd, "misused"), error = 0, n = 0;
+        kvd_ref end;
+
+        while (!error && seal_alone(fd, space, n, &end))
+                error = begin_session(fd, space, n++, 4, &end, 1);
+        if (error && error != EDQUOT && error != ENOBUFS)
+                die("a session is refused with error %u", error);
+        for (uint32_t i = 0; i < 2000; i++)
+                begin_session(fd, space, i, 1 + i % 4, &end, 1);
+        for (uint32_t id = 0; id < 512; id++) {
+                end = kvd_ref_make(id, id % 40);
+                begin_session(fd, space, 0, 4, &end, 1);
+        }
+}
+
+/* As many chains as a message names, of blocks that leave again and again. */
+static void sessions_of_many_chains(const struct hostile *h) {
+        struct kvd_msg evict = {.number = KVD_MSG_evict, .serial = 8}, reply;
+        int fd = raw_attach(h->daemon.socket);
+        uint32_t space = raw_open_space(fd, "misused");
+        kvd_ref ends[512], end;
+
+        for (uint32_t round = 0; round < 20; round++) {
+                if (!seal_alone(fd, space, round, &end))
+                        continue;
+                for (uint32_t i = 0; i < ARRAY_SIZE(ends); i++)
+                        ends[i] = end;
+                for (uint32_t i = 0; i < 33; i++)
+                        begin_session(fd, space, i, 1 + (i + round) % 3, ends, ARRAY_SIZE(ends));
+                evict.evict.space = kvd_slice_of("misused");
+                raw_call(fd, &evict, &reply, NULL);
+        }
+}
+
 const struct attack_row block_attacks[] =
         {{"handles of other clients", handles_of_others, 2},
          {"blocks and generations of other clients", blocks_of_others, 1},
@@ -280,4 +347,6 @@ const struct attack_row block_attacks[] =
          {"impossible counts and tokens", odd_counts, 1},
          {"each field of the geometry changed", other_geometry, 1},
          {"impossible geometry", impossible_geometry, 1},
+         {"sessions that pin all they can", sessions_that_pin, 1},
+         {"sessions of many chains", sessions_of_many_chains, 1},
          {0}};
