@@ -9,7 +9,10 @@
 
 #include <errno.h>
 
+#include "client/kvd.h"
 #include "daemon/handlers/arrays.h"
+
+static_assert(KVD_SESSION_SECONDS == STORE_SESSION_TTL_S, "kvd.h and store.h differ");
 
 int handle_session(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_session *m = &request->session;
