@@ -33,6 +33,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ipc/base/enums.h"
 #include "ipc/base/key.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/sequence.h"
@@ -291,6 +292,26 @@ static struct kvd_msg send_lease(void) {
         return MSG(lease, mine, 1, {key, sizeof key}, 1);
 }
 
+/* Of as many chains as it may have; the daemon looks at all clients' uses of each end. */
+static struct kvd_msg send_session(void) {
+        static kvd_ref ends[KVD_MOST_session_blocks / sizeof(kvd_ref)];
+        struct kvd_msg reply;
+
+        take(mine, ARRAY_SIZE(ends));
+        reply = peer_ok(me, seal_message(0, 2 + tokens_used++, n_refs));
+        memcpy(ends, reply.seal_reply.blocks.data, n_refs * sizeof *ends);
+        n_refs = 0;
+        return MSG(session, mine, kvd_slice_of("agent"), KVD_keep_low, 60,
+                   {ends, reply.seal_reply.blocks.size});
+}
+
+static struct kvd_msg send_session_info(void) {
+        struct kvd_msg m = send_session();
+
+        peer_ok(me, m);
+        return MSG(session_info, TARGET, {0}, 0);
+}
+
 static struct kvd_msg send_evict(void) {
         return MSG(evict, TARGET, {0}, MANY);
 }
@@ -507,14 +528,15 @@ typedef struct kvd_msg request(void);
 /* The messages that a client may send. measure_all() reports one that is missing here. */
 #define ROW(message) [KVD_MSG_##message] = send_##message
 static request *const rows[FIRST_OF_WORKERS] = {
-        ROW(attach),      ROW(join),       ROW(space),       ROW(detach),       ROW(segments),
-        ROW(drain),       ROW(space_set),  ROW(seal),        ROW(allocate),     ROW(release),
-        ROW(lease),       ROW(evict),      ROW(table),       ROW(append),       ROW(share),
-        ROW(sync),        ROW(cool),       ROW(revive),      ROW(compact),      ROW(critical),
-        ROW(summaries),   ROW(sample),     ROW(sample_done), ROW(profile),      ROW(block_map),
-        ROW(pins),        ROW(chain_info), ROW(check),       ROW(daemon_info),  ROW(space_info),
-        ROW(client_info), ROW(client_end), ROW(domain_info), ROW(space_delete), ROW(fetch),
-        ROW(tier_info),   ROW(follow),     ROW(post),        ROW(flush),        ROW(lifeline),
+        ROW(attach),      ROW(join),         ROW(space),       ROW(detach),       ROW(segments),
+        ROW(drain),       ROW(space_set),    ROW(seal),        ROW(allocate),     ROW(release),
+        ROW(lease),       ROW(evict),        ROW(table),       ROW(append),       ROW(share),
+        ROW(sync),        ROW(cool),         ROW(revive),      ROW(compact),      ROW(critical),
+        ROW(summaries),   ROW(sample),       ROW(sample_done), ROW(profile),      ROW(block_map),
+        ROW(pins),        ROW(chain_info),   ROW(check),       ROW(daemon_info),  ROW(space_info),
+        ROW(client_info), ROW(client_end),   ROW(domain_info), ROW(space_delete), ROW(fetch),
+        ROW(tier_info),   ROW(follow),       ROW(post),        ROW(flush),        ROW(lifeline),
+        ROW(session),     ROW(session_info),
 };
 
 /*
