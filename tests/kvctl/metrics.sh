@@ -24,6 +24,10 @@ if command -v promtool >/dev/null 2>&1; then
         promtool check metrics <"$dir/text" >"$dir/out" 2>"$dir/err" || wrong "promtool: kvctl metrics"
 fi
 
+if command -v prometheus >/dev/null 2>&1; then
+        python3 "$here/prometheus.py" "$ROOT" "$KVCTL" "$dir" || wrong 'a real Prometheus: see above'
+fi
+
 # addresses at which it does not listen
 kvctl 2 metrics --listen 0.0.0.0:9464
 complains 'other machines could reach that'
