@@ -35,12 +35,8 @@ static uint32_t guess_next(const struct space *space, const struct arena *arena,
  * lines the block takes.
  */
 static uint32_t fetch_words(const struct space *space, uint32_t id) {
-        uint32_t lines = 3;
-
         __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
-        for (struct attachment *a = NULL; (a = users_next(space, id, a)); lines++)
-                __builtin_prefetch(&a->words[id]);
-        return lines;
+        return 3 + users_fetch(space, id);
 }
 
 uint32_t evict_ahead(const struct space *space, const struct arena *arena, uint32_t n_wanted) {

@@ -380,6 +380,7 @@ static void end(struct attachment *a, bool died) {
                 space_count(a->space, KVD_SPACE_CLIENTS_REAPED, 1);
         a->tenant->n_live--;
         a->state = FOLDING;
+        users_fold(a);
         a->owner = NULL;
         a->space->memory.tidy = 0;
 }

@@ -293,10 +293,12 @@ struct ages {
 
 /* Which attachments use which groups of blocks, see users.c. */
 struct users {
-        shm_u64 **groups;  /* owned; by seat: in the attachment's page */
-        uint64_t *present; /* owned; a bit for each seat that has an attachment */
-        uint64_t *known;   /* owned; for each group, a bit for each seat that uses it */
-        uint32_t words;    /* of 64 seats */
+        shm_u64 **groups;             /* owned; by seat: in the attachment's page ... */
+        struct kvd_pin_words **pages; /* owned; ... and its words there */
+        uint64_t *present;            /* owned; a bit for each seat that has an attachment */
+        uint64_t *pinning;            /* owned; ... whose pins count: it is not FOLDING */
+        uint64_t *known;              /* owned; for each group, a bit for each seat that uses it */
+        uint32_t words;               /* of 64 seats */
 };
 
 struct sessions {                     /* session.c, session_chains.c */

@@ -34,23 +34,15 @@
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
-static bool pins(const struct attachment *a, uint32_t id) {
-        return a->state != FOLDING &&
-               atomic_load_explicit(&a->words[id].pins, memory_order_seq_cst) != 0;
-}
-
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
-        uint32_t n = 0;
+        uint32_t reads = UINT32_MAX;
+        uint16_t seat = 0;
 
         users_look(space, id);
-        for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
-                n += pins(a, id);
-                if (n && !n_clients)
-                        return true;
-        }
-        if (n_clients)
-                *n_clients = n;
-        return n > 0;
+        if (!n_clients)
+                return users_pin(space, id, &seat, &reads);
+        *n_clients = users_pins(space, id);
+        return *n_clients > 0;
 }
 
 static void spend(uint32_t *reads, uint32_t n) {
@@ -65,33 +57,13 @@ static uint32_t look_reads(const struct space *space) {
         return 1 + space->n_attachments / 2;
 }
 
-/*
- * Among the clients that the last look found. The one that had the block pinned last time comes
- * first, which usually suffices.
- */
-static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
-        struct block *b = &space->blocks[id];
-
-        spend(reads, 1);
-        if (users_have(space, id, b->pinned_by) && pins(space->attachments[b->pinned_by], id))
-                return true;
-        for (struct attachment *a = NULL; (a = users_next(space, id, a));) {
-                spend(reads, 1);
-                if (!pins(a, id))
-                        continue;
-                b->pinned_by = (uint16_t)a->seat;
-                return true;
-        }
-        return false;
-}
-
 /* The same, but only among the clients that the last look found. */
 static bool seems_in_use(struct space *space, uint32_t id, uint32_t *reads) {
-        const struct block *b = &space->blocks[id];
+        struct block *b = &space->blocks[id];
 
         return b->refs || b->holds || b->pending ||
                (space->unready.poisoning.under_way && space->unready.poisoning.at == id) ||
-               scan_pins(space, id, reads);
+               users_pin(space, id, &b->pinned_by, reads);
 }
 
 bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
@@ -105,21 +77,9 @@ bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
 #define CLOCK ((UINT64_C(1) << 48) - 1)
 #define BELOW_RANK ((UINT64_C(1) << 56) - 1)
 
-/* When the client last used the block, by the space's clock; 0 if it did not. */
-static uint64_t time_of_touch(const struct space *space, const struct attachment *a, uint32_t id) {
-        uint32_t touch = atomic_load_explicit(&a->words[id].touch, memory_order_relaxed);
-        uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
-
-        return touch && when <= space->clock ? when : 0;
-}
-
 /* Among the clients that the last look found. */
 static uint64_t last_use(const struct space *space, uint32_t id) {
-        uint64_t last = space->blocks[id].stamp & CLOCK;
-
-        for (struct attachment *a = NULL; (a = users_next(space, id, a));)
-                last = MAX(last, time_of_touch(space, a, id));
-        return last;
+        return users_last_touch(space, id, space->blocks[id].stamp & CLOCK);
 }
 
 /* The space's clock at the last use. A lying client can only change the order of eviction. */
@@ -533,7 +493,7 @@ static bool is_left_alone(struct space *space, uint32_t id) {
         uint32_t reads = space->n_attachments;
         bool news = users_look(space, id);
 
-        return !scan_pins(space, id, &reads) && !news;
+        return !users_pin(space, id, &space->blocks[id].pinned_by, &reads) && !news;
 }
 
 /*
@@ -583,7 +543,7 @@ static bool warmed_up(struct space *space, uint32_t id) {
 void block_warm(const struct attachment *a, uint32_t id) {
         struct space *space = a->space;
         struct block *b = &space->blocks[id];
-        uint64_t when = time_of_touch(space, a, id), stamp;
+        uint64_t when = time_of_touch(space, &a->words[id]), stamp;
 
         if (!policy_of(space)->by_use || !b->stamp || b->private || when <= (b->stamp & CLOCK))
                 return;

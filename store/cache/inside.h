@@ -119,15 +119,31 @@ kvd_ref content_of(const struct attachment *a, kvd_ref ref);
 void leaf_add(struct space *space, uint32_t id);
 /* the block was sealed behind parent (NONE: at the beginning of a chain) */
 void block_link(struct space *space, uint32_t id, uint32_t parent);
+/* When the client last used the block, by the space's clock; 0 if it did not. */
+static inline uint64_t time_of_touch(const struct space *space, const struct kvd_pin_words *words) {
+        uint32_t touch = atomic_load_explicit(&words->touch, memory_order_relaxed);
+        uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
+
+        return touch && when <= space->clock ? when : 0;
+}
+
 /* users.c */
 int users_open(struct space *space, uint32_t seats);
 void users_close(struct space *space);
 void users_enter(const struct attachment *a);
+void users_fold(const struct attachment *a); /* its pins do not count any more */
 void users_leave(const struct attachment *a);
 /* notes which clients use the block's group; true if there are new ones since the last look */
 bool users_look(const struct space *space, uint32_t id);
-/* whether the last look found that seat's client */
-bool users_have(const struct space *space, uint32_t id, uint32_t seat);
+/*
+ * Among the clients that the last look found: does one pin the block? The client *seat, which had it
+ * pinned the last time, comes first, which usually suffices. *reads is less by the words read.
+ */
+bool users_pin(const struct space *space, uint32_t id, uint16_t *seat, uint32_t *reads);
+uint32_t users_pins(const struct space *space, uint32_t id); /* how many of them pin it */
+/* the last time that one of them used it, or `last` if that is later */
+uint64_t users_last_touch(const struct space *space, uint32_t id, uint64_t last);
+uint32_t users_fetch(const struct space *space, uint32_t id); /* prefetches their words; how many */
 /* the next one that it found after a, or the first one if a is NULL; NULL after the last one */
 struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a);
 

@@ -58,7 +58,7 @@ ACCESSES = {
     "pin": ("client/internal.h", r"atomic_\w+\(&view->words\[id\]\.pins, 1", "count_pin"),
     "C5": ("client/cache/lookup.c", r"atomic_\w+\(slot, \w+\) == sealed\)"),
     "retire": ("store/cache/index.c", r"atomic_\w+\(&desc->slot, word"),
-    "scan": ("store/cache/evict.c", r"atomic_\w+\(&a->words\[id\]\.pins"),
+    "scan": ("store/cache/users.c", r"atomic_\w+\(&u->pages\[seat\]\[id\]\.pins"),
     "unpin": ("client/internal.h", r"atomic_\w+\(&view->words\[id\]\.pins, 1", "unpin_block"),
     "D11": ("store/cache/inherit.c", r"atomic_\w+\(&a->page->epoch"),
     "served": ("client/internal.h", r"atomic_\w+\(&view->page->epoch"),
