@@ -103,6 +103,7 @@ struct view {
         uint64_t reserved; /* bytes of each of the two mappings */
         const struct mapping_kind *mapping; /* NULL if not yet known */
         struct device *device;              /* owned; NULL in host memory (gpu_view.h) */
+        uint32_t shard; /* which part of each block is mapped: of which of the pool's GPUs */
 
         alignas(64) _Atomic uint64_t refs; /* number of lookups, pins, caller's blocks and so on */
         _Atomic bool wanted; /* a lookup found blocks of a segment that is not mapped */

@@ -147,6 +147,13 @@ struct kvd_space_options {
         uint32_t flags;  /* enum kvd_space_flags; unknown bits are -EINVAL */
         /* maximum size of the space; 0: as much as the domain's quota allows */
         uint64_t max_blocks;
+        /*
+         * A pool on several GPUs has an equal part of each block, a shard, on each of them. 1 to
+         * their number: the shard whose memory this process maps, in the order of the daemon's
+         * setting device; 0: the only one.
+         */
+        uint32_t shard;
+        uint32_t reserved; /* must be 0 */
 };
 
 /*
@@ -223,7 +230,7 @@ struct kvd_space_memory {
         /* address of block 0; block b is at base + b * block_bytes, writable if the caller may */
         uint8_t *base;
         const uint8_t *sealed; /* the same memory, read-only, as in pins; equal to base on a GPU */
-        uint64_t block_bytes;  /* bytes per block */
+        uint64_t block_bytes;  /* bytes per block; on several GPUs, per shard of one */
         uint32_t blocks;       /* number of blocks in the reserved range: all ids are below this */
         /* ids below this are mapped now; from here on, only blocks that the caller holds */
         uint32_t mapped;
@@ -249,7 +256,7 @@ int kvd_space_memory(kvd_space *space, struct kvd_space_memory *ret);
 struct kvd_pin {
         void *view;           /* private: the mapping that base belongs to */
         uint8_t *base;        /* address of block 0, read-only (not on a GPU); NULL if empty */
-        uint64_t block_bytes; /* bytes per block */
+        uint64_t block_bytes; /* bytes per block, as in kvd_space_memory */
         /* in: extra key of the chain (LoRA, images, a tenant), see kvd_lookup; 0 if none */
         uint64_t salt;
         uint32_t leaf;       /* id of the chain's deepest block */

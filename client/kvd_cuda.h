@@ -62,6 +62,8 @@ struct kvd_place {
         uint8_t uuid[16];      /* UUID of the GPU; zeros in host memory */
         uint32_t legacy;       /* 1: legacy CUDA IPC instead of VMM: nothing is mapped read-only */
         uint32_t stream_order; /* 1: streams order seals and reads; 0: the calls wait instead */
+        uint32_t shard;        /* number of the GPU among those of the pool, from 0 on */
+        uint32_t shards;       /* number of the pool's GPUs; 0 in host memory */
 };
 int kvd_space_place(kvd_space *space, struct kvd_place *ret);
 

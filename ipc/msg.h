@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define KVD_PROTOCOL 11u
+#define KVD_PROTOCOL 12u
 #define KVD_REPLY 128u /* number of a reply = number of the request + KVD_REPLY */
 
 struct kvd_slice {

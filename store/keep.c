@@ -43,8 +43,11 @@ static struct name index_name(const struct space *s, uint32_t life) {
         return name_of(s, ".i.%u", life);
 }
 
-static struct name segment_name(const struct space *s, const struct segment *segment) {
-        return name_of(s, ".s.%u.%u", segment->number, segment->memory_version);
+static struct name segment_name(const struct space *s, const struct segment *segment,
+                                uint32_t shard) {
+        if (!shard)
+                return name_of(s, ".s.%u.%u", segment->number, segment->memory_version);
+        return name_of(s, ".s.%u.%u.%u", segment->number, segment->memory_version, shard);
 }
 
 static struct name page_name(const struct attachment *a) {
@@ -105,8 +108,16 @@ uint64_t attachment_kept_bytes(const struct attachment *a) {
         return n && s->ix->semaphore_rows ? n + bytes_of(s, semaphores_name(s, a->kept.life)) : n;
 }
 
+static uint32_t segment_bytes(const struct space *space, const struct segment *segment) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < space_index(space)->n_shards; i++)
+                bytes += bytes_of(space, segment_name(space, segment, i));
+        return (uint32_t)bytes;
+}
+
 static void charge_segment(struct space *space, struct segment *segment) {
-        segment->kept = (uint32_t)bytes_of(space, segment_name(space, segment));
+        segment->kept = segment_bytes(space, segment);
         account_add(space, KVD_COST_kept, segment->kept);
 }
 
@@ -132,14 +143,15 @@ static bool has_room(const struct space *space, const struct segment *segment) {
         const struct domain *d = space_domain(space);
         uint64_t room = account_room(d, KVD_COST_kept), all = d->used[KVD_COST_kept] + room;
 
-        return room >= bytes_of(space, segment_name(space, segment)) + all / 4;
+        return room >= segment_bytes(space, segment) + all / 4;
 }
 
-void keep_segment(struct space *space, struct segment *segment, int fd) {
+void keep_segment(struct space *space, struct segment *segment, const int *fds) {
         if (!keeps(space) || !has_room(space, segment))
                 return;
         charge_segment(space, segment);
-        keep(space, segment_name(space, segment), fd);
+        for (uint32_t i = 0; i < space_index(space)->n_shards; i++)
+                keep(space, segment_name(space, segment, i), fds[i]);
 }
 
 void keep_adopted(struct space *space, struct segment *segment) {
@@ -150,7 +162,8 @@ void keep_adopted(struct space *space, struct segment *segment) {
 void drop_segment(struct space *space, struct segment *segment) {
         if (!segment->kept || space_is_left(space))
                 return;
-        drop(space, segment_name(space, segment));
+        for (uint32_t i = 0; i < space_index(space)->n_shards; i++)
+                drop(space, segment_name(space, segment, i));
         account_discharge(space, KVD_COST_kept, segment->kept);
         segment->kept = 0;
 }

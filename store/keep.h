@@ -10,6 +10,7 @@
  *
  *      SPACE.i.LIFE                the index
  *      SPACE.s.NUMBER.VERSION      memory of a segment; VERSION: see kvd_index_memory
+ *      SPACE.s.NUMBER.VERSION.GPU  its memory on another GPU of the pool than the first
  *      SPACE.p.LIFE.SEAT.PROCESS   a client's pin page, and the number of its process
  *      SPACE.o.LIFE.SEAT           that process: a pidfd, or a lifeline (ipc/base/lifeline.h)
  *      SPACE.w.LIFE                on a GPU: the semaphores that streams write and wait for

@@ -16,8 +16,8 @@ struct segment;
 
 void keep_index(const struct space *space);
 void drop_index(const struct space *space, uint32_t life);
-/* if the domain has room for one more */
-void keep_segment(struct space *space, struct segment *segment, int fd);
+/* if the domain has room for one more; a descriptor for each shard */
+void keep_segment(struct space *space, struct segment *segment, const int *fds);
 void keep_adopted(struct space *space, struct segment *segment); /* it is kept already */
 void drop_segment(struct space *space, struct segment *segment);
 void drop_attachment(struct attachment *attachment);

@@ -36,6 +36,12 @@ struct attachment;
 
 enum store_pages { STORE_PAGES_AUTO, STORE_PAGES_SMALL, STORE_PAGES_HUGE };
 
+/* A GPU of the pool. */
+struct store_gpu {
+        int ordinal;
+        uint8_t uuid[16];
+};
+
 struct store_config {
         uint64_t pool_bytes; /* maximum memory of all segments together */
         /* maximum of pool_bytes in store_resize: indexes have room for it; 0: pool_bytes */
@@ -49,8 +55,8 @@ struct store_config {
         uint32_t max_attachments;    /* maximum number of clients of one space */
         uint32_t backend;            /* enum kvd_backend */
         const struct kvd_cuda *cuda; /* GPU backends: initialised, without a context */
-        int device;                  /* ordinal of the GPU */
-        uint8_t uuid[16];            /* of the GPU */
+        uint32_t n_gpus; /* GPU backends: their number; each has a shard of every block */
+        struct store_gpu gpus[KVD_SHARDS];
         /* maximum memory of exact copies and sketches of all spaces; 0: as much as the pool */
         uint64_t spill_bytes;
         /* maximum memory outside of the pool, of all spaces; 0: half the pool, at least 2 GiB */
@@ -272,7 +278,8 @@ int space_delete(struct space *space, bool force);
  * The descriptor of a segment to send to a client; *writable: the client may map it writable.
  * -ENOENT: no such segment; -ENODATA: it has no memory at present.
  */
-int space_segment_fd(struct attachment *attachment, uint32_t segment, bool *writable);
+int space_segment_fd(struct attachment *attachment, uint32_t segment, uint32_t shard,
+                     bool *writable);
 
 /*
  * GPU memory: the attachment has unmapped these segments. Writes the segments that it should unmap
@@ -607,28 +614,36 @@ struct store_clears {
 };
 void store_clears(const struct store *store, struct store_clears *ret);
 bool store_has_device(const struct store *store);
-const uint8_t *store_device(const struct store *store); /* its UUID: 16 bytes */
 bool store_wants_clearing(const struct store *store);
 
-/*
- * Writes descriptors of chunks to be filled with zeros, which stay the store's, and returns their
- * number. Only one set at a time is handed out.
- */
-uint32_t store_next_clear(struct store *store, int fds[STORE_CLEARS], uint64_t *bytes);
+/* Memory to be filled with zeros, all on one GPU. The descriptors stay the store's. */
+struct store_clear {
+        int fds[STORE_CLEARS];
+        uint32_t n;
+        uint64_t bytes;        /* of each */
+        const uint8_t *device; /* UUID of the GPU */
+};
+/* Returns whether there is some. Only one set at a time is handed out. */
+bool store_next_clear(struct store *store, struct store_clear *ret);
 void store_clear_done(struct store *store, bool cleared);
 void store_clear_failed(struct store *store); /* do not try again before store_make_missing */
 
 /*
  * KVD_BACKEND_LEGACY: an exporter process allocates, clears and keeps the memory, one numbered
- * piece for each space. If a number is requested again, its old memory is unused, and is freed
- * first.
+ * piece for each space and GPU. If a number is requested again, its old memory is unused, and is
+ * freed first.
  */
+struct store_export {
+        uint32_t number;
+        uint64_t bytes;
+        const uint8_t *device; /* UUID of the GPU */
+};
 bool store_has_exporter(const struct store *store);
-bool store_next_export(struct store *store, uint32_t *number, uint64_t *bytes);
+bool store_next_export(struct store *store, struct store_export *ret);
 void store_export_done(struct store *store, uint32_t number, const uint8_t handle[64]);
 void store_exporter_gone(struct store *store); /* deletes every space */
 /* a legacy handle of 64 bytes; NULL: the segment has none */
-const uint8_t *space_segment_handle(const struct space *space, uint32_t segment);
+const uint8_t *space_segment_handle(const struct space *space, uint32_t segment, uint32_t shard);
 
 /* A segment that the worker should unmap; false: none. */
 bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment);

@@ -17,7 +17,7 @@ static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct 
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t id = kvd_ref_id(refs[i]);
 
-                blocks[i] = (struct kvd_block){view->base + id * view->ix->block_bytes, view, id,
+                blocks[i] = (struct kvd_block){view->base + id * view->ix->shard_bytes, view, id,
                                                kvd_ref_generation(refs[i])};
         }
         if (n > 1)

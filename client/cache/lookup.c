@@ -502,7 +502,7 @@ static bool search_and_pin(struct view *view, struct search *s) {
 static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search *s) {
         pin->view = view;
         pin->base = view->sealed;
-        pin->block_bytes = view->ix->block_bytes;
+        pin->block_bytes = view->ix->shard_bytes;
         pin->leaf = kvd_ref_id(s->leaf);
         pin->generation = kvd_ref_generation(s->leaf);
         pin->n_blocks = s->n_found;

@@ -104,7 +104,7 @@ static void becomes_posted(struct view *view, struct kvd_pin *pin, struct kvd_bl
         pin->n_posted++;
         pin->posted = block->id;
         pin->posted_generation = block->generation;
-        block->data = view->sealed + block->id * view->ix->block_bytes;
+        block->data = view->sealed + block->id * view->ix->shard_bytes;
         block->view = (uint8_t *)view + 1;
 }
 

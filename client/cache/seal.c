@@ -98,7 +98,7 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
                 atomic_fetch_add(&p->view->refs, 1);
         pin->view = p->view;
         pin->base = p->view->sealed;
-        pin->block_bytes = p->view->ix->block_bytes;
+        pin->block_bytes = p->view->ix->shard_bytes;
         pin->leaf = kvd_ref_id(leaf);
         pin->generation = kvd_ref_generation(leaf);
         pin->n_blocks += pin->n_posted + p->n_blocks;
@@ -121,7 +121,7 @@ static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_
 static void rename_block(const struct piece *p, struct kvd_block *block, kvd_ref now) {
         block->id = kvd_ref_id(now);
         block->generation = kvd_ref_generation(now);
-        block->data = p->view->sealed + block->id * p->view->ix->block_bytes;
+        block->data = p->view->sealed + block->id * p->view->ix->shard_bytes;
 }
 
 /* From now on the pin's reference to the view covers the blocks of the chain. */

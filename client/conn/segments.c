@@ -69,7 +69,7 @@ static int check_connected(const struct view *view) {
 
 /* Maps the segments from first on that one reply covers, and sets *n to their number. */
 static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
-        struct kvd_msg_segments request = {view->handle, first};
+        struct kvd_msg_segments request = {view->handle, first, view->shard};
         struct kvd_msg_segments_reply reply;
         uint32_t memory[64] = {0};
         struct kvd_fds fds;

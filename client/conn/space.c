@@ -29,6 +29,8 @@ static int check_options(const struct kvd_space_options *o) {
                           o->policy > KVD_policy_max            ? "policy: " KVD_NUMBERED(policy) :
                           o->flags & ~(uint32_t)KVD_SPACE_FIXED ? "flags: 1 fixed" :
                           o->max_blocks > UINT32_MAX            ? "max_blocks: less than 2^32" :
+                          o->shard > KVD_SHARDS                 ? "shard: at most 8" :
+                          o->reserved                           ? "reserved: 0" :
                                                                   NULL;
 
         return bad ? client_fail(-EINVAL, "an option is unknown; %s", bad) : 0;
@@ -165,7 +167,7 @@ void view_memory(struct view *view, struct kvd_space_memory *ret) {
         *ret = (struct kvd_space_memory){
                 .base = view->base,
                 .sealed = view->sealed,
-                .block_bytes = view->ix->block_bytes,
+                .block_bytes = view->ix->shard_bytes,
                 .blocks = is_fixed(view->space) ? view->space->fixed.blocks : view->ix->capacity,
                 .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)),
                               view->ix->capacity),

@@ -135,7 +135,7 @@ static void shape_plane(const struct kvd_shape *g, int64_t *shape, int64_t *stri
 /* Opaque blocks are bytes. */
 static void shape_opaque(struct owner *o) {
         o->managed.tensor.dtype = (struct DLDataType){DLPACK_UINT, 8, 1};
-        o->shape[0] = (int64_t)o->view->ix->block_bytes;
+        o->shape[0] = (int64_t)o->view->ix->shard_bytes;
         o->strides[0] = 1;
         o->managed.tensor.ndim = 1;
 }

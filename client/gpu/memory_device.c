@@ -25,7 +25,7 @@ static int open_gpu(struct view *view, struct device *d) {
         char text[KVD_UUID_TEXT];
         int r;
 
-        memcpy(uuid.bytes, view->ix->device, sizeof uuid.bytes);
+        memcpy(uuid.bytes, view->ix->devices[view->shard], sizeof uuid.bytes);
         r = kvd_device_open(&d->gpu, &uuid);
         if (r == 0)
                 return 0;
@@ -39,8 +39,25 @@ static int device_fail(const struct kvd_device *gpu, int error, const char *what
         return client_fail(error, "%s: %s", what, gpu->why);
 }
 
+/* Of a pool on several GPUs, the caller says which one it uses: it may see all of them. */
+static int choose_shard(struct view *view) {
+        uint32_t n = view->ix->n_shards, shard = view->space->options.shard;
+
+        if (shard > n)
+                return client_fail(-EINVAL, "the pool has %u GPUs, and options.shard is %u", n,
+                                   shard);
+        if (!shard && n > 1)
+                return client_fail(
+                        -EINVAL,
+                        "the pool has %u GPUs, with a shard of each block: say which one "
+                        "this process uses (options.shard)",
+                        n);
+        view->shard = shard ? shard - 1 : 0;
+        return 0;
+}
+
 static int reserve(struct view *view) {
-        uint64_t bytes = (uint64_t)view->ix->max_segments * view->ix->segment_bytes;
+        uint64_t bytes = (uint64_t)view->ix->max_segments * kvd_shard_segment(view->ix);
         struct device *d;
         cu_address at;
         int r;
@@ -48,6 +65,9 @@ static int reserve(struct view *view) {
         if (is_fixed(view->space))
                 return client_fail(
                         -ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
+        r = choose_shard(view);
+        if (r < 0)
+                return r;
         d = sys->calloc(1, sizeof *d);
         if (!d)
                 return client_fail(-ENOMEM, "out of memory");
@@ -69,7 +89,7 @@ static int reserve(struct view *view) {
 }
 
 static cu_address address(const struct view *view, uint32_t number) {
-        return (cu_address)view->base + (uint64_t)number * view->ix->segment_bytes;
+        return (cu_address)view->base + (uint64_t)number * kvd_shard_segment(view->ix);
 }
 
 /* ---- busy segments --------------------------------------------------------------------------- */
@@ -140,7 +160,7 @@ static int map_legacy(struct view *view, uint32_t number, const struct segment_s
 static void unmap(struct view *view, uint32_t number) {
         struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */
 
-        kvd_device_unmap(&gpu, address(view, number), view->ix->segment_bytes);
+        kvd_device_unmap(&gpu, address(view, number), kvd_shard_segment(view->ix));
 }
 
 /*
@@ -158,7 +178,7 @@ static int map_vmm(struct view *view, uint32_t number, int fd, bool writable) {
         hand_over(view, &number, 1);
         if (had)
                 unmap(view, number);
-        r = kvd_device_map(&gpu, address(view, number), view->ix->segment_bytes, fd, writable);
+        r = kvd_device_map(&gpu, address(view, number), kvd_shard_segment(view->ix), fd, writable);
         hand_back(view, &number, 1);
         return r < 0 ? device_fail(&gpu, r, "cannot map a segment of the pool") : 0;
 }

@@ -22,7 +22,9 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         if (view->device) {
                 ret->memory = KVD_MEMORY_CUDA;
                 ret->device = view->device->gpu.ordinal;
-                memcpy(ret->uuid, view->ix->device, sizeof ret->uuid);
+                memcpy(ret->uuid, view->ix->devices[view->shard], sizeof ret->uuid);
+                ret->shard = view->shard;
+                ret->shards = view->ix->n_shards;
                 ret->legacy = view->ix->backend == KVD_BACKEND_LEGACY;
                 ret->stream_order = view->device->streams;
         }
@@ -166,6 +168,11 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
         if (r < 0)
                 return r;
         view = blocks[0].view;
+        if (view->ix->n_shards > 1)
+                return client_fail(-ENOTSUP,
+                                   "a stream orders the work of one GPU, and the pool has %u: when "
+                                   "all have written the blocks, call kvd_seal",
+                                   view->ix->n_shards);
         if (!view->device)
                 return seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
         r = semaphore_promise(view, stream, &until);

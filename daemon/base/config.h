@@ -25,6 +25,10 @@ struct id_list {
 };
 bool id_list_has(const struct id_list *list, uint32_t id);
 
+struct number_list {
+        uint32_t n, at[KVD_SHARDS];
+};
+
 enum { CONFIG_OWN, CONFIG_REFUSE };   /* unlisted */
 enum { CONFIG_SHARED, CONFIG_ARENA }; /* isolation */
 enum { CONFIG_AUTO, CONFIG_OFF };     /* worker */
@@ -47,7 +51,7 @@ struct config {
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
         uint32_t user;         /* user that root becomes; UINT32_MAX: not set */
         uint32_t backend;
-        uint32_t device; /* number of the GPU; UINT32_MAX: the instance's number */
+        struct number_list device; /* numbers of the GPUs; none: the instance's number */
         uint32_t quarantine_ms;
         uint64_t pool, spill;
         uint64_t pool_most;        /* maximum for a reload of pool; 0: pool at the start */

@@ -41,9 +41,11 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, backend),
          .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, "
                  "else host memory."},
-        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .fixed = true,
+        {"device", SETTING_NUMBERS, "", .low = 0, .high = 4095, .fixed = true,
          .offset = offsetof(struct config, device),
-         .text = "Number of the GPU, as nvidia-smi counts; empty: the number given with --instance."},
+         .text = "Number of the GPU, as nvidia-smi counts; with commas between them, numbers of up to "
+                 "8 GPUs that have an equal part of each block (tensor parallelism); empty: the "
+                 "number given with --instance."},
         {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed_on_gpu = true,
          .offset = offsetof(struct config, pool), .share = offsetof(struct config, pool_share),
          .text = "Maximum memory for keys and values, of all domains together: host memory is taken "
@@ -232,7 +234,7 @@ const char *setting_unit(const struct setting *setting) {
                                             [SETTING_MEMORY] =
                                                     "bytes, with K, M, G or T, or % of memory",
                                             [SETTING_COUNT] = "number",
-                                            [SETTING_NUMBER] = "number",
+                                            [SETTING_NUMBERS] = "numbers",
                                             [SETTING_USERS] = "users",
                                             [SETTING_GROUPS] = "groups"};
 
@@ -365,6 +367,41 @@ static int parse_count(const struct setting *o, const char *value, uint32_t *to,
         return 0;
 }
 
+static int add_number(const struct setting *o, const char *value, struct number_list *list,
+                      struct kvd_why *why) {
+        uint32_t number;
+        int r = parse_count(o, value, &number, why);
+
+        if (r < 0)
+                return r;
+        for (uint32_t i = 0; i < list->n; i++)
+                if (list->at[i] == number)
+                        return kvd_refuse(why, -EINVAL, "%u is there twice; leave one out", number);
+        if (list->n == ARRAY_SIZE(list->at))
+                return kvd_refuse(why, -EINVAL, "there are more than %zu numbers",
+                                  ARRAY_SIZE(list->at));
+        list->at[list->n++] = number;
+        return 0;
+}
+
+static int parse_numbers(const struct setting *o, const char *value, struct number_list *to,
+                         struct kvd_why *why) {
+        char copy[128], *save = NULL;
+        struct number_list list = {0};
+        int r = 0;
+
+        if (strlen(value) >= sizeof copy)
+                return kvd_refuse(why, -EINVAL, "the list is longer than %zu bytes",
+                                  sizeof copy - 1);
+        strcpy(copy, value);
+        for (char *number = strtok_r(copy, ", \t", &save); number && r == 0;
+             number = strtok_r(NULL, ", \t", &save))
+                r = add_number(o, number, &list, why);
+        if (r == 0)
+                *to = list;
+        return r;
+}
+
 static int parse_choice(const struct setting *o, const char *value, uint32_t *to,
                         struct kvd_why *why) {
         const char *at = o->choices;
@@ -448,12 +485,13 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 }
 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
-        static const size_t sizes[] = {[SETTING_PATH] = 108,  [SETTING_FILE] = 108,
-                                       [SETTING_TEXT] = 1024, [SETTING_NAME] = KVD_NAME_MAX + 1,
-                                       [SETTING_MODE] = 4,    [SETTING_GROUP] = 4,
-                                       [SETTING_BYTES] = 8,   [SETTING_MEMORY] = 8,
-                                       [SETTING_COUNT] = 4,   [SETTING_NUMBER] = 4,
-                                       [SETTING_CHOICE] = 4,  [SETTING_USER] = 4};
+        static const size_t sizes[] =
+                {[SETTING_PATH] = 108,  [SETTING_FILE] = 108,
+                 [SETTING_TEXT] = 1024, [SETTING_NAME] = KVD_NAME_MAX + 1,
+                 [SETTING_MODE] = 4,    [SETTING_GROUP] = 4,
+                 [SETTING_BYTES] = 8,   [SETTING_MEMORY] = 8,
+                 [SETTING_COUNT] = 4,   [SETTING_CHOICE] = 4,
+                 [SETTING_USER] = 4,    [SETTING_NUMBERS] = sizeof(struct number_list)};
         const void *from = (const char *)now + o->offset;
         void *to = (char *)next + o->offset;
         bool changed = memcmp(from, to, sizes[o->type]) != 0;
@@ -478,11 +516,7 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
                 return parse_bytes(o, value, to,
                                    o->share ? (uint32_t *)((char *)base + o->share) : NULL, why);
         case SETTING_COUNT: return parse_count(o, value, to, why);
-        case SETTING_NUMBER:
-                if (value[0])
-                        return parse_count(o, value, to, why);
-                *(uint32_t *)to = UINT32_MAX;
-                return 0;
+        case SETTING_NUMBERS: return parse_numbers(o, value, to, why);
         case SETTING_CHOICE: return parse_choice(o, value, to, why);
         case SETTING_USERS:
         case SETTING_GROUPS: return parse_ids(value, o->type == SETTING_GROUPS, to, why);

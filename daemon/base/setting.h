@@ -11,19 +11,19 @@
 #include "ipc/base/why.h"
 
 enum setting_type {
-        SETTING_PATH,   /* char[108] */
-        SETTING_FILE,   /* char[108]; may be empty */
-        SETTING_TEXT,   /* char[1024]; may be empty */
-        SETTING_NAME,   /* char[KVD_NAME_MAX + 1]; may be empty */
-        SETTING_MODE,   /* uint32_t, octal */
-        SETTING_GROUP,  /* uint32_t, name or number; empty: UINT32_MAX */
-        SETTING_USER,   /* the same */
-        SETTING_BYTES,  /* uint64_t, with K M G T */
-        SETTING_MEMORY, /* the same, or a share of the machine's memory with % */
-        SETTING_COUNT,  /* uint32_t */
-        SETTING_NUMBER, /* the same; empty: UINT32_MAX */
-        SETTING_CHOICE, /* uint32_t: index into the list of choices */
-        SETTING_USERS,  /* struct id_list of names or numbers */
+        SETTING_PATH,    /* char[108] */
+        SETTING_FILE,    /* char[108]; may be empty */
+        SETTING_TEXT,    /* char[1024]; may be empty */
+        SETTING_NAME,    /* char[KVD_NAME_MAX + 1]; may be empty */
+        SETTING_MODE,    /* uint32_t, octal */
+        SETTING_GROUP,   /* uint32_t, name or number; empty: UINT32_MAX */
+        SETTING_USER,    /* the same */
+        SETTING_BYTES,   /* uint64_t, with K M G T */
+        SETTING_MEMORY,  /* the same, or a share of the machine's memory with % */
+        SETTING_COUNT,   /* uint32_t */
+        SETTING_NUMBERS, /* struct number_list, of different numbers; empty: none */
+        SETTING_CHOICE,  /* uint32_t: index into the list of choices */
+        SETTING_USERS,   /* struct id_list of names or numbers */
         SETTING_GROUPS,
 };
 
@@ -34,7 +34,7 @@ struct setting {
         enum setting_type type;
         const char *fallback; /* the default, as in a file */
         const char *choices;  /* "a|b|c" */
-        uint64_t low, high;   /* BYTES, MEMORY, COUNT, NUMBER */
+        uint64_t low, high;   /* BYTES, MEMORY, COUNT, NUMBERS */
         size_t offset;
         size_t share;      /* MEMORY: offset of a uint32_t for the percentage; 0: none */
         bool fixed;        /* changes only at a restart */

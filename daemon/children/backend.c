@@ -61,36 +61,64 @@ static void keep_out_of_mps(void) {
  * A service may see only its own GPU (DeviceAllow, a container's devices). The driver then calls it
  * number 0, whatever its number on the machine. So the number is ignored if there is only one GPU.
  */
-static int find_device(struct backend *b, uint32_t number) {
+static int find_device(struct backend *b, uint32_t number, bool only, int *ret) {
         int n, r = check(b, b->cuda->cuDeviceGetCount(&n), "cuDeviceGetCount");
 
         if (r < 0)
                 return r;
         if (n == 0)
                 return kvd_refuse(&b->why, -ENODEV, "the driver sees no GPU");
-        if (number >= (uint32_t)n && n > 1)
+        only = only && n == 1;
+        if (number >= (uint32_t)n && !only)
                 return kvd_refuse(&b->why, -ENODEV,
                                   "there is no GPU %u; the driver sees %d, numbered from 0", number,
                                   n);
-        return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
+        return check(b, b->cuda->cuDeviceGet(ret, only ? 0 : (int)number), "cuDeviceGet");
 }
 
-static int describe(struct backend *b) {
-        char name[100] = "", uuid[KVD_UUID_TEXT];
-        size_t bytes = 0;
-        int r;
+/* "NVIDIA H200, UUID GPU-...", or of several "NVIDIA H200, UUIDs GPU-..., GPU-..." */
+static void describe(struct backend *b, uint32_t number, const char *name,
+                     const struct cu_uuid *uuid) {
+        size_t at = strlen(b->device);
+        char text[KVD_UUID_TEXT];
 
-        r = check(b, b->cuda->cuDeviceGetName(name, sizeof name, b->ordinal), "cuDeviceGetName");
+        kvd_uuid_text(uuid, name, text);
+        if (number == 0)
+                snprintf(b->device, sizeof b->device, "%s, UUID%s %s", name,
+                         b->n_gpus > 1 ? "s" : "", text);
+        else
+                snprintf(b->device + at, sizeof b->device - at, ", %s", text);
+}
+
+static int look_at(struct backend *b, uint32_t number, uint32_t device) {
+        char name[100] = "";
+        struct cu_uuid uuid;
+        size_t bytes = 0;
+        int ordinal, r = find_device(b, device, b->n_gpus == 1, &ordinal);
+
         if (r == 0)
-                r = check(b, b->cuda->cuDeviceGetUuid(&b->uuid, b->ordinal), "cuDeviceGetUuid");
+                r = check(b, b->cuda->cuDeviceGetName(name, sizeof name, ordinal),
+                          "cuDeviceGetName");
         if (r == 0)
-                r = check(b, b->cuda->cuDeviceTotalMem(&bytes, b->ordinal), "cuDeviceTotalMem");
+                r = check(b, b->cuda->cuDeviceGetUuid(&uuid, ordinal), "cuDeviceGetUuid");
+        if (r == 0)
+                r = check(b, b->cuda->cuDeviceTotalMem(&bytes, ordinal), "cuDeviceTotalMem");
         if (r < 0)
                 return r;
-        b->bytes = bytes;
-        kvd_uuid_text(&b->uuid, name, uuid);
-        snprintf(b->device, sizeof b->device, "%s, UUID %s", name, uuid);
+        b->gpus[number].ordinal = ordinal;
+        memcpy(b->gpus[number].uuid, uuid.bytes, sizeof uuid.bytes);
+        b->bytes = number ? MIN(b->bytes, bytes) : bytes;
+        describe(b, number, name, &uuid);
         return 0;
+}
+
+static int look_at_all(struct backend *b, const struct number_list *devices) {
+        int r = 0;
+
+        b->n_gpus = devices->n;
+        for (uint32_t i = 0; r == 0 && i < devices->n; i++)
+                r = look_at(b, i, devices->at[i]);
+        return r;
 }
 
 /* ---- what it can do -------------------------------------------------------------------------- */
@@ -99,10 +127,10 @@ static int describe(struct backend *b) {
  * Allocates and exports memory to be sure: drivers, containers and virtual machines may prevent
  * what the device's attributes promise.
  */
-static int probe_vmm(struct backend *b) {
+static int probe_vmm(struct backend *b, const struct store_gpu *gpu) {
         const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
                                            .handle_types = CU_HANDLE_POSIX_FD,
-                                           .location = {CU_LOCATION_DEVICE, b->ordinal}};
+                                           .location = {CU_LOCATION_DEVICE, gpu->ordinal}};
         size_t bytes = 0;
         cu_memory memory = 0;
         int fd = -1, r;
@@ -132,14 +160,14 @@ static int find(struct backend *b, const struct config *config) {
         count_by_bus();
         keep_out_of_mps();
         r = check(b, b->cuda->cuInit(0), "cuInit");
-        if (r == 0)
-                r = find_device(b, config->device);
-        return r == 0 ? describe(b) : r;
+        return r == 0 ? look_at_all(b, &config->device) : r;
 }
 
 static int take_vmm(struct backend *b) {
-        int r = probe_vmm(b);
+        int r = 0;
 
+        for (uint32_t i = 0; r == 0 && i < b->n_gpus; i++)
+                r = probe_vmm(b, &b->gpus[i]);
         if (r < 0)
                 return r;
         b->backend = KVD_BACKEND_VMM;
@@ -152,8 +180,10 @@ static int take_vmm(struct backend *b) {
 static int take_legacy(struct backend *b, const struct config *config, const char *because) {
         const char *also = because[0] ? "; " : "";
         char why[120];
-        int r = exporter_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
+        int r = 0;
 
+        for (uint32_t i = 0; r == 0 && i < b->n_gpus; i++)
+                r = exporter_probe(config->worker_program, b->gpus[i].uuid, why, sizeof why);
         if (r < 0)
                 return kvd_refuse(&b->why, r, "%s%s%s", because, also, why);
         b->backend = KVD_BACKEND_LEGACY;
@@ -208,7 +238,26 @@ static void size_by_gpu(const struct backend *b, struct config *config) {
         if (!config->reserve)
                 config->reserve = MIN(RESERVE, b->bytes / 16);
         if (config->pool_share)
-                config->pool = MIN(share, b->bytes - MIN(b->bytes, config->reserve));
+                config->pool = MIN(share, b->bytes - MIN(b->bytes, config->reserve)) * b->n_gpus;
+}
+
+/* A worker carries blocks to and from tiers, and uses one GPU. */
+static int check_gpus(const struct backend *b, const struct config *config, struct kvd_why *why) {
+        if (b->n_gpus > 1 && (config->file[0] || config->remote[0] || config->host_tier))
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "file, remote and host_tier take the blocks of one GPU, and device "
+                        "names %u; leave them out, or start a daemon for each GPU",
+                        b->n_gpus);
+        if (DIV_UP(config->pool, b->n_gpus) + config->reserve <= b->bytes)
+                return 0;
+        return kvd_refuse(why, -EINVAL,
+                          "pool is %llu MiB%s, reserve %llu MiB, and %s has %llu MiB; lower one of "
+                          "them",
+                          (unsigned long long)(config->pool >> 20),
+                          b->n_gpus > 1 ? " on all GPUs together" : "",
+                          (unsigned long long)(config->reserve >> 20), b->device,
+                          (unsigned long long)(b->bytes >> 20));
 }
 
 /* Blocks pass through host memory on their way to and from files and servers. */
@@ -230,13 +279,8 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
                                   "spill is less than the %llu MiB that host_tier, file and remote "
                                   "need below a GPU (file and remote 16 MiB each); raise it",
                                   (unsigned long long)(least_spill(config) >> 20));
-        if (config->pool + config->reserve > b->bytes)
-                return kvd_refuse(why, -EINVAL,
-                                  "pool is %llu MiB, reserve %llu MiB, and %s has %llu MiB; lower "
-                                  "one of them",
-                                  (unsigned long long)(config->pool >> 20),
-                                  (unsigned long long)(config->reserve >> 20), b->device,
-                                  (unsigned long long)(b->bytes >> 20));
+        if (check_gpus(b, config, why) < 0)
+                return -EINVAL;
         if (config->worker == CONFIG_OFF)
                 return kvd_refuse(why, -EINVAL,
                                   "worker = off, but only the worker can clear GPU memory before "

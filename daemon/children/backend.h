@@ -15,10 +15,10 @@
 struct backend {
         enum kvd_backend backend;
         const struct kvd_cuda *cuda; /* NULL: host */
-        cu_device ordinal;
-        struct cu_uuid uuid;
-        uint64_t bytes;     /* size of its memory */
-        char device[192];   /* "NVIDIA H200, UUID GPU-...", or empty */
+        struct store_gpu gpus[KVD_SHARDS];
+        uint32_t n_gpus;
+        uint64_t bytes;     /* of memory on each of them, at least */
+        char device[512];   /* "NVIDIA H200, UUID GPU-...", or empty */
         struct kvd_why why; /* why this backend was chosen, in one line */
 };
 

@@ -44,15 +44,17 @@ static struct exporter *exporter_of(const struct child *child) {
 static bool next(struct child *child) {
         struct kvd_msg msg = {.number = KVD_MSG_export};
         struct exporter *e = exporter_of(child);
+        struct store_export export;
 
         if (worker_is_forgetting(e->worker)) {
                 child_look_after(child, SOON_NS);
                 return false;
         }
-        if (!store_next_export(e->store, &e->number, &msg.export.bytes))
+        if (!store_next_export(e->store, &export))
                 return false;
-        msg.export.number = e->number;
-        msg.export.device = (struct kvd_slice){store_device(e->store), 16};
+        e->number = msg.export.number = export.number;
+        msg.export.bytes = export.bytes;
+        msg.export.device = (struct kvd_slice){export.device, 16};
         return child_ask_or_end(child, &msg, NULL);
 }
 

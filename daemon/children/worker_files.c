@@ -137,7 +137,7 @@ static uint32_t stale_segment(const struct known_space *k, const struct space *s
 
 /* With legacy handles, a space has one segment, whose handle is part of the message. */
 static int send_handle(struct known_space *k, struct child *child, struct space *space) {
-        const uint8_t *handle = space_segment_handle(space, 0);
+        const uint8_t *handle = space_segment_handle(space, 0, 0);
         struct kvd_msg msg =
                 {.number = KVD_MSG_work_segments,
                  .work_segments = {k->number, 0, 1, {handle, handle ? CU_IPC_HANDLE_BYTES : 0}}};

@@ -203,13 +203,16 @@ static void unmapped(struct worker *w) {
 
 static bool clear_memory(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work_clear};
+        struct store_clear clear;
         struct kvd_fds fds = {.n = 0};
 
-        fds.n = store_next_clear(w->store, fds.fd, &msg.work_clear.bytes);
-        if (!fds.n)
+        if (!store_next_clear(w->store, &clear))
                 return false;
-        msg.work_clear.count = fds.n;
-        msg.work_clear.device = (struct kvd_slice){store_device(w->store), 16};
+        fds.n = clear.n;
+        memcpy(fds.fd, clear.fds, clear.n * sizeof *clear.fds);
+        msg.work_clear.count = clear.n;
+        msg.work_clear.bytes = clear.bytes;
+        msg.work_clear.device = (struct kvd_slice){clear.device, 16};
         return child_ask_or_end(&w->child, &msg, &fds);
 }
 

@@ -132,8 +132,8 @@ int handle_detach(struct client *c, const struct kvd_msg *request, struct call *
 /* ---- segments -------------------------------------------------------------------------------- */
 
 /* With legacy CUDA handles, a space has one segment, and its handle is in the message. */
-static int put_handle(struct space *space, struct kvd_msg_segments_reply *m) {
-        const uint8_t *handle = space_segment_handle(space, 0);
+static int put_handle(struct space *space, uint32_t shard, struct kvd_msg_segments_reply *m) {
+        const uint8_t *handle = space_segment_handle(space, 0, shard);
 
         if (m->first || !atomic_load(&space_index(space)->n_segments))
                 return 0;
@@ -146,14 +146,17 @@ static int put_handle(struct space *space, struct kvd_msg_segments_reply *m) {
 
 int handle_segments(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct kvd_msg_segments_reply *m = &call->reply.segments_reply;
+        uint32_t shard = request->segments.shard;
         bool writable;
         int r = 0;
 
+        if (shard >= space_index(call->space)->n_shards)
+                return client_refuse(c, -EINVAL, "the pool has no GPU number %u", shard);
         m->first = request->segments.first;
         if (space_index(call->space)->backend == KVD_BACKEND_LEGACY)
-                return put_handle(call->space, m);
+                return put_handle(call->space, shard, m);
         for (m->count = 0; m->count < KVD_FRAME_FDS; m->count++) {
-                r = space_segment_fd(call->attachment, m->first + m->count, &writable);
+                r = space_segment_fd(call->attachment, m->first + m->count, shard, &writable);
                 if (r < 0 && r != -ENODATA)
                         break;
                 if (r < 0)

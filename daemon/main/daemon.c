@@ -125,7 +125,7 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
                                                                        UINT64_C(1000000),
                                       .backend = d->backend.backend,
                                       .cuda = d->backend.cuda,
-                                      .device = d->backend.ordinal,
+                                      .n_gpus = d->backend.n_gpus,
                                       .pages = d->config.pages,
                                       .nodes = d->config.numa ? numa_nodes() : 0,
                                       .keep = keep_ops(&d->keep),
@@ -134,7 +134,7 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
         int r;
 
         keep_room(&d->keep, &config.keep_bytes, &config.keep_least);
-        memcpy(config.uuid, d->backend.uuid.bytes, sizeof config.uuid);
+        memcpy(config.gpus, d->backend.gpus, sizeof config.gpus);
         r = store_new(&config, &d->store);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", d->store ? store_why(d->store) : strerror(-r));
@@ -170,7 +170,9 @@ static int choose_backend(struct daemon *d, struct kvd_why *why) {
         if (r < 0)
                 return r;
         log_info("pool: %llu MiB of %s memory", (unsigned long long)(d->config.pool >> 20),
-                 d->backend.backend == KVD_BACKEND_HOST ? "host" : "the GPU's");
+                 d->backend.backend == KVD_BACKEND_HOST ? "host" :
+                 d->backend.n_gpus > 1                  ? "the GPUs'" :
+                                                          "the GPU's");
         if (d->backend.backend == KVD_BACKEND_HOST)
                 warn_of_limit(&d->config);
         return 0;

@@ -156,8 +156,8 @@ static int put_instance(const struct options *o, struct config *config, struct k
         char path[sizeof config->socket], *at = strstr(config->socket, "%i");
         int n;
 
-        if (config->device == UINT32_MAX)
-                config->device = o->instance_number;
+        if (!config->device.n)
+                config->device = (struct number_list){1, {o->instance_number}};
         if (!at)
                 return 0;
         n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket,

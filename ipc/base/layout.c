@@ -86,6 +86,12 @@ static bool segments_fit(const struct kvd_index *ix) {
                ix->capacity == kvd_segments_ids(ix, ix->max_segments);
 }
 
+static bool shards_fit(const struct kvd_index *ix) {
+        return ix->n_shards && ix->n_shards <= KVD_SHARDS &&
+               ix->shard_bytes * ix->n_shards == ix->block_bytes &&
+               ix->segment_bytes % ix->n_shards == 0;
+}
+
 int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
         struct kvd_shape g;
         struct kvd_index own;
@@ -97,7 +103,7 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
         g = ix->geometry;
         if (kvd_shape_normalise(&g, &why) < 0 || kvd_shape_difference(&g, &ix->geometry))
                 return -EPROTO;
-        if (ix->block_bytes != kvd_shape_bytes(&g) || !segments_fit(ix))
+        if (ix->block_bytes != kvd_shape_bytes(&g) || !segments_fit(ix) || !shards_fit(ix))
                 return -EPROTO;
         own = (struct kvd_index){.geometry = g,
                                  .capacity = ix->capacity,

@@ -63,10 +63,11 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 18u
+#define KVD_LAYOUT_VERSION 19u
 
 #define KVD_RUN_BLOCKS 16u /* blocks in a run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
+#define KVD_SHARDS 8u /* maximum number of GPUs of a pool */
 #define KVD_SECRET_BYTES 192u
 
 /* ---- slot word: a block's state and generation ----------------------------------------------- */
@@ -295,7 +296,14 @@ struct kvd_index {
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
         uint32_t semaphore_rows; /* rows of the semaphore page (semaphore.h); 0 in host spaces */
-        uint8_t device[16];      /* UUID of the pool's GPU; zeros in host spaces */
+        /*
+         * A block has an equal part on each GPU of the pool, its shards, at the same place. Shard i is
+         * on the GPU with UUID devices[i]. In host spaces there is one shard, and no UUID.
+         */
+        uint64_t shard_bytes; /* block_bytes / n_shards */
+        uint32_t n_shards;
+        uint32_t pad; /* must be 0 */
+        uint8_t devices[KVD_SHARDS][16];
 
         /* for the next daemon, see store/cache/adopt.c */
         char name[KVD_NAME_MAX + 1], domain[KVD_NAME_MAX + 1];
@@ -360,6 +368,11 @@ static inline uint32_t kvd_segment_first(const struct kvd_index *ix, uint32_t se
 
 static inline uint32_t kvd_segment_end(const struct kvd_index *ix, uint32_t segment) {
         return (uint32_t)((segment + UINT64_C(1)) * ix->segment_bytes / ix->block_bytes);
+}
+
+/* Bytes of a segment on each GPU of the pool; in host spaces, of the segment. */
+static inline uint64_t kvd_shard_segment(const struct kvd_index *ix) {
+        return ix->segment_bytes / ix->n_shards;
 }
 
 /* Number of block ids in the first n segments. */

@@ -184,7 +184,8 @@ int carry_memory(const struct carry *c, uint32_t item, struct space *space, kvd_
         if (c)
                 return place_memory(space, c->items[item].place, offset);
         *offset = (id - kvd_segments_ids(space_index(space), segment)) * space_block_bytes(space);
-        return space_store(space)->memory->descriptor(space, space_segment(space, segment), true);
+        return space_store(space)->memory->descriptor(space, space_segment(space, segment), 0,
+                                                      true);
 }
 
 uint32_t carry_give(struct carry *c, uint32_t item) {

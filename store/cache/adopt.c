@@ -82,6 +82,21 @@ static struct part *find(const struct parts *parts, uint64_t cache, char kind, u
         return NULL;
 }
 
+/* The memory of a segment, on each GPU of the pool. False: some is missing. */
+static bool find_memory(const struct parts *parts, const struct space *space,
+                        const struct segment *segment, struct part *ret[static KVD_SHARDS]) {
+        uint64_t cache = space->ix->instance[0], found = 0;
+
+        for (struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->cache == cache && p->kind == 's' && p->number[0] == segment->number &&
+                    p->number[1] == segment->memory_version && p->number[2] < space->ix->n_shards &&
+                    p->file->fd >= 0) {
+                        ret[p->number[2]] = p;
+                        found |= UINT64_C(1) << p->number[2];
+                }
+        return found == (UINT64_C(1) << space->ix->n_shards) - 1;
+}
+
 _printf_(2, 3) static void say(struct store *store, const char *format, ...) {
         char line[512];
         va_list args;
@@ -144,13 +159,20 @@ static bool inherit_pages(struct space *space, const struct before *b, const str
 static void adopt_segment(struct space *space, const struct before *b, const struct parts *parts,
                           struct segment *segment) {
         uint32_t version = before_memory(b, segment->number),
-                 ready = before_ready(b, segment->number);
-        struct part *part = find(parts, space->ix->instance[0], 's', segment->number, version);
+                 ready = before_ready(b, segment->number), n = space->ix->n_shards;
+        struct part *part[KVD_SHARDS];
+        int fds[KVD_SHARDS];
 
         segment->memory_version = version;
-        if (ready && part && segments_to_come(space) &&
-            segment_adopt(space, segment, ready, version, &part->file->fd) == 0)
-                keep_adopted(space, segment);
+        if (!ready || !find_memory(parts, space, segment, part) || !segments_to_come(space))
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                fds[i] = part[i]->file->fd;
+        if (segment_adopt(space, segment, ready, version, fds) < 0)
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                part[i]->file->fd = -1;
+        keep_adopted(space, segment);
 }
 
 /* With isolation = arena the arena of the old segments has no writer, so no client writes there. */
@@ -179,9 +201,18 @@ static void adopt_settings(struct space *space, const struct before *b) {
         hooks_setting_changed(space);
 }
 
+static bool are_same_gpus(const struct store_config *config, const struct kvd_index *before) {
+        bool same = before->n_shards == config->n_gpus;
+
+        for (uint32_t i = 0; same && i < config->n_gpus; i++)
+                same = memcmp(before->devices[i], config->gpus[i].uuid,
+                              sizeof before->devices[i]) == 0;
+        return same;
+}
+
 /*
- * On a GPU, the segment size and the GPU itself must be the same as before; on the host, pages must
- * fit into the segments.
+ * On GPUs, the segment size and the GPUs themselves must be the same as before; on the host, pages
+ * must fit into the segments.
  */
 static bool is_same_memory(const struct store *store, const struct kvd_index *before) {
         const struct store_config *config = &store->config;
@@ -189,8 +220,7 @@ static bool is_same_memory(const struct store *store, const struct kvd_index *be
         return before->backend == config->backend &&
                before->segment_bytes % store->pages.bytes == 0 &&
                (before->backend == KVD_BACKEND_HOST ||
-                (before->segment_bytes == config->segment_bytes &&
-                 memcmp(before->device, config->uuid, sizeof config->uuid) == 0));
+                (before->segment_bytes == config->segment_bytes && are_same_gpus(config, before)));
 }
 
 static int make_space(struct store *store, const struct before *b, struct space **ret) {
@@ -210,7 +240,7 @@ static int make_space(struct store *store, const struct before *b, struct space 
         if (!is_same_memory(store, &b->header))
                 return store_refuse(store, -EPROTO, "its memory is %s",
                                     b->header.backend ?
-                                            "on another GPU, or in segments of another size" :
+                                            "on other GPUs, or in segments of another size" :
                                             "on the host, or in smaller pages");
         r = space_succeed(domain, &b->header, ret);
         if (r == 0 && b->header.arena)

@@ -48,7 +48,7 @@ static int make_memfd(struct space *space, struct segment *segment) {
         account_add(space, KVD_COST_files, segment_files(space->ix));
         segment->memory_version++;
         tell_clients(space, segment);
-        keep_segment(space, segment, segment->file.fd);
+        keep_segment(space, segment, &segment->file.fd);
         return 0;
 }
 
@@ -117,7 +117,9 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
  * With isolation = shared every existing segment can be mapped, even without memory, since engines
  * compute addresses.
  */
-static int descriptor(struct space *space, struct segment *segment, bool writable) {
+static int descriptor(struct space *space, struct segment *segment, uint32_t shard, bool writable) {
+        if (shard)
+                return -ENOENT;
         if (segment->file.fd < 0 && (space->ix->arena || make_memfd(space, segment) < 0))
                 return -ENODATA;
         return writable ? segment->file.fd : segment->file.fd_ro;

@@ -232,13 +232,34 @@ static int cut_again(const struct kvd_index *before, struct kvd_index *ix) {
         return 0;
 }
 
+/* A worker, which reads planes, uses one GPU; and shards must be equal. */
+static int check_shards(struct space *space, const struct kvd_shape *geometry, uint32_t n_shards) {
+        if (n_shards == 1)
+                return 0;
+        if (!kvd_shape_is_opaque(geometry))
+                return store_refuse(space_store(space), -EOPNOTSUPP,
+                                    "the pool has %u GPUs, and only opaque blocks can be divided "
+                                    "among them; give space '%s' block_bytes and layout",
+                                    n_shards, space->name);
+        if (geometry->block_bytes % (64 * n_shards) == 0)
+                return 0;
+        return store_refuse(space_store(space), -EINVAL,
+                            "a block of space '%s' has %llu bytes, which is not a multiple of 64 "
+                            "on each of the pool's %u GPUs",
+                            space->name, (unsigned long long)geometry->block_bytes, n_shards);
+}
+
 static int describe(struct space *space, const struct space_spec *spec,
                     const struct kvd_index *before, struct kvd_index *ix) {
+        const struct store_config *config = &space_store(space)->config;
         uint64_t block_bytes = kvd_shape_bytes(&spec->geometry);
+        uint32_t n_shards = MAX(config->n_gpus, 1);
         uint64_t max_blocks = blocks_in(space, space_store(space)->config.pool_most, block_bytes,
                                         spec->options.max_blocks);
-        int r;
+        int r = check_shards(space, &spec->geometry, n_shards);
 
+        if (r < 0)
+                return r;
         *ix = (struct kvd_index){
                 .magic = KVD_INDEX_MAGIC,
                 .version = KVD_LAYOUT_VERSION,
@@ -248,17 +269,18 @@ static int describe(struct space *space, const struct space_spec *spec,
                 .policy = spec->options.policy,
                 .arena = space->domain->config.arena,
                 .block_bytes = block_bytes,
-                .backend = space_store(space)->config.backend,
-                .semaphore_rows = space_store(space)->config.backend ?
-                                          space_store(space)->config.max_attachments :
-                                          0,
+                .shard_bytes = block_bytes / n_shards,
+                .n_shards = n_shards,
+                .backend = config->backend,
+                .semaphore_rows = config->backend ? config->max_attachments : 0,
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
         hooks_lay_out(space, max_blocks, ix);
         r = before ? cut_again(before, ix) : cut(space, block_bytes, max_blocks, ix);
         if (r < 0)
                 return r;
-        memcpy(ix->device, space_store(space)->config.uuid, sizeof ix->device);
+        for (uint32_t i = 0; i < config->n_gpus; i++)
+                memcpy(ix->devices[i], config->gpus[i].uuid, sizeof ix->devices[i]);
         memcpy(ix->name, space->name, sizeof ix->name);
         memcpy(ix->domain, space->domain->config.name, sizeof ix->domain);
         kvd_index_lay_out(ix);

@@ -48,10 +48,10 @@ int segment_return(struct space *space, struct segment *segment);
 int segment_go_on_returning(struct space *space); /* continues with space->memory.returning */
 /*
  * Gives the segment its memory of the previous daemon: its first n_ready blocks have memory, and
- * stay ABSENT until they are adopted. Takes *fd on success.
+ * stay ABSENT until they are adopted. Takes the descriptors, one for each shard, on success.
  */
 int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
-                  int *fd);
+                  int *fds);
 
 /* unused.c */
 void space_count_unused(struct space *space); /* after it got or lost a segment, or was deleted */

@@ -32,8 +32,11 @@ struct memory_ops {
         /* Provides memory for n of the segment's blocks, beginning with block `from` of it. */
         int (*fill)(struct space *space, struct segment *segment, uint32_t from, uint32_t n);
 
-        /* Takes over its memory of that version from the previous daemon; takes *fd on success. */
-        int (*adopt)(struct space *space, struct segment *segment, uint32_t version, int *fd);
+        /*
+         * Takes over its memory of that version from the previous daemon: a descriptor for each
+         * shard. Takes them on success.
+         */
+        int (*adopt)(struct space *space, struct segment *segment, uint32_t version, int *fds);
 
         /*
          * Releases the memory of a segment without blocks. False: it could not yet, and freed a
@@ -50,8 +53,12 @@ struct memory_ops {
         /* Frees a piece of what segments without blocks still use; false: nothing left. */
         bool (*tidy)(struct space *space);
 
-        /* The descriptor to map, owned by the store. -ENODATA: no memory at present. */
-        int (*descriptor)(struct space *space, struct segment *segment, bool writable);
+        /*
+         * The descriptor of a shard to map, owned by the store. -ENODATA: no memory at present;
+         * -ENOENT: no such shard.
+         */
+        int (*descriptor)(struct space *space, struct segment *segment, uint32_t shard,
+                          bool writable);
 
         /* The attachment was given the segment's descriptor. */
         void (*handed_out)(struct attachment *a, uint32_t segment);

@@ -233,8 +233,8 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
 /* ---- after a restart ------------------------------------------------------------------------- */
 
 int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
-                  int *fd) {
-        int r = memory_of(space)->adopt(space, segment, version, fd);
+                  int *fds) {
+        int r = memory_of(space)->adopt(space, segment, version, fds);
 
         if (r < 0)
                 return r;

@@ -429,7 +429,7 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
                 return false;
         first->asked = true;
         *ret = (struct store_wake){.fd = first->page->fd, .bytes = first->page->bytes};
-        memcpy(ret->device, space_index(a->space)->device, sizeof ret->device);
+        memcpy(ret->device, space_index(a->space)->devices[0], sizeof ret->device);
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
                 uint32_t at = (uint32_t)__builtin_ctzll(left);
 

@@ -412,7 +412,7 @@ void space_leave(struct space *space) {
 
 /* ---- segments' descriptors ------------------------------------------------------------------- */
 
-int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
+int space_segment_fd(struct attachment *a, uint32_t number, uint32_t shard, bool *writable) {
         struct space *space = a->space;
         struct segment *segment;
         int fd;
@@ -422,7 +422,7 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
                                     space->name, number);
         segment = &space->memory.segments[number];
         *writable = !space->ix->arena || segment->arena == a->arena;
-        fd = space_store(space)->memory->descriptor(space, segment, *writable);
+        fd = space_store(space)->memory->descriptor(space, segment, shard, *writable);
         if (fd >= 0)
                 space_store(space)->memory->handed_out(a, number);
         return fd;
@@ -437,7 +437,7 @@ int space_worker_segment_fd(struct space *space, uint32_t segment) {
         if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
                 return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u",
                                     space->name, segment);
-        fd = space_store(space)->memory->descriptor(space, s, true);
+        fd = space_store(space)->memory->descriptor(space, s, 0, true);
         s->worker = fd >= 0;
         return fd;
 }

@@ -4,8 +4,9 @@
 
 /*
  * GPU memory without a context: after cuInit alone, the driver allocates memory and exports
- * descriptors for it. The pool consists of chunks of equal size. A chunk is one segment of one
- * space at a time:
+ * descriptors for it. The pool consists of chunks of equal size. A chunk has the same number of
+ * bytes on each GPU of the pool, its shards, which are made, cleared and freed together. A chunk is
+ * one segment of one space at a time:
  *
  *      MISSING ──make──► DIRTY ──to worker──► CLEARING ──cleared────► CLEAN ──begin──► USED ──let_go──► DRAINING
  *         ▲                ▲                     │                              ▲                          │
@@ -28,11 +29,18 @@
 
 enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
 
-struct chunk {
+/* The part of a chunk on one GPU. */
+struct shard {
         cu_memory memory;            /* owned; not in MISSING */
         int fd;                      /* owned; -1: not exported yet */
         struct cu_ipc_handle handle; /* legacy, instead of memory and fd: from CLEAN on */
+};
+
+struct chunk {
+        struct shard *shards; /* one for each GPU of the pool */
         enum chunk_state state;
+        uint32_t
+                n_cleared; /* DIRTY, CLEARING: the first of them are clear, or made by an exporter */
         struct domain *domain; /* USED to RETURNED: whose clients may have its descriptor */
         struct space *space;   /* USED, DRAINING */
         struct segment *segment;
@@ -41,8 +49,10 @@ struct chunk {
 struct device_pool {
         /* NULL: an exporter allocates the memory, and the daemon only has its handles */
         const struct kvd_cuda *cuda;
-        struct cu_allocation what;
-        uint64_t bytes; /* size of a chunk */
+        const struct store_gpu *gpus;
+        uint32_t n_gpus;
+        uint64_t bytes;       /* of a chunk, on each of them */
+        struct shard *shards; /* owned: of all chunks */
         uint32_t n;
         uint32_t count[N_STATES];
         uint32_t hand;     /* where the next search for a chunk starts */
@@ -60,9 +70,13 @@ void chunks_lost(struct store *store); /* legacy handles: the exporter is gone *
 void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state);
 /* frees it, and allocates another one in its place */
 void chunk_remake(struct store *store, struct chunk *chunk);
-int chunk_export(struct store *store, struct chunk *chunk); /* a descriptor, owned by the chunk */
-/* gives a missing chunk the memory of *fd, and takes *fd over, if GPU and size are right */
-int chunk_import(struct store *store, struct chunk *chunk, int *fd);
+/* a descriptor of one shard, owned by the chunk */
+int chunk_export(struct store *store, struct chunk *chunk, uint32_t shard);
+/*
+ * Gives a missing chunk the memory of descriptors, one for each GPU. Takes them over if GPUs and
+ * sizes are right.
+ */
+int chunk_import(struct store *store, struct chunk *chunk, int *fds);
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
 
 /* device_memory.c */

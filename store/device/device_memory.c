@@ -49,7 +49,19 @@ static void place(struct space *space, struct segment *segment, struct chunk *ch
         atomic_store(&kvd_index_memory(space_index(space))[segment->number], version);
 }
 
-/* The chunk's descriptor goes to the keeper before any client gets a block of it. */
+/* The chunk's descriptors go to the keeper before any client gets a block of it. */
+static void keep_chunk(struct space *space, struct segment *segment) {
+        struct store *store = space_store(space);
+        int fds[KVD_SHARDS];
+
+        for (uint32_t i = 0; i < pool_of(store)->n_gpus; i++) {
+                fds[i] = chunk_export(store, segment->chunk, i);
+                if (fds[i] < 0)
+                        return;
+        }
+        keep_segment(space, segment, fds);
+}
+
 static int begin(struct space *space, struct segment *segment) {
         struct store *store = space_store(space);
         struct device_pool *pool = pool_of(store);
@@ -61,19 +73,19 @@ static int begin(struct space *space, struct segment *segment) {
                 if (!chunk)
                         return -EAGAIN;
                 place(space, segment, chunk, segment->memory_version + 1);
-                if (pool->cuda && chunk_export(store, chunk) >= 0)
-                        keep_segment(space, segment, chunk->fd);
+                if (pool->cuda)
+                        keep_chunk(space, segment);
         }
         chunk_set_state(pool, segment->chunk, USED);
         return 0;
 }
 
 /* All clients of the previous daemon count as having it mapped: they cannot be asked. */
-static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fd) {
+static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fds) {
         struct store *store = space_store(space);
         struct device_pool *pool = pool_of(store);
         struct chunk *chunk = find_chunk(pool, MISSING, NULL);
-        int r = chunk ? chunk_import(store, chunk, fd) : -ENOMEM;
+        int r = chunk ? chunk_import(store, chunk, fds) : -ENOMEM;
 
         if (r < 0)
                 return r;
@@ -156,12 +168,14 @@ static bool idle(struct store *store) {
         return pool->count[RETURNED] > 0;
 }
 
-static int descriptor(struct space *space, struct segment *segment, bool writable) {
+static int descriptor(struct space *space, struct segment *segment, uint32_t shard, bool writable) {
+        if (shard >= pool_of(space_store(space))->n_gpus)
+                return -ENOENT;
         if (!segment->chunk || segment->chunk->state != USED)
                 return -ENODATA;
         if (!pool_of(space_store(space))->cuda)
                 return -EOPNOTSUPP;
-        return chunk_export(space_store(space), segment->chunk);
+        return chunk_export(space_store(space), segment->chunk, shard);
 }
 
 /* a client that should unmap them may be asleep: take some more meanwhile, but not many */
@@ -188,16 +202,19 @@ static void close_pool(struct store *store) {
 
         for (uint32_t i = 0; pool && i < pool->n; i++)
                 chunk_unmake(pool, &pool->chunks[i]);
+        if (pool)
+                free(pool->shards);
         free(pool);
         store->device_pool = NULL;
 }
 
-const uint8_t *space_segment_handle(const struct space *space, uint32_t segment) {
+const uint8_t *space_segment_handle(const struct space *space, uint32_t segment, uint32_t shard) {
         const struct kvd_index *ix = space_index(space);
-        bool there = segment < ix->max_segments && space_segment(space, segment)->chunk;
+        bool there = segment < ix->max_segments && shard < ix->n_shards &&
+                     space_segment(space, segment)->chunk;
 
         return there && ix->backend == KVD_BACKEND_LEGACY ?
-                       space_segment(space, segment)->chunk->handle.bytes :
+                       space_segment(space, segment)->chunk->shards[shard].handle.bytes :
                        NULL;
 }
 

@@ -106,7 +106,8 @@ static void put_on_gpu(struct store_config *c) {
         c->cuda = load();
         c->pool_bytes = GPU_SEGMENTS * (UINT64_C(2) << 20);
         c->spill_bytes = 1 << 20;
-        memcpy(c->uuid, uuid, sizeof c->uuid);
+        c->n_gpus = 1;
+        memcpy(c->gpus[0].uuid, uuid, sizeof c->gpus[0].uuid);
 }
 
 void open_daemon(void) {
@@ -132,11 +133,10 @@ void open_daemon(void) {
 
 /* Makes the pool's memory, and clears it as the worker would. */
 void make_memory(void) {
-        int fds[STORE_CLEARS];
-        uint64_t bytes;
+        struct store_clear clear;
 
         ck_assert_msg(store_make_memory(store) == 0, "%s", store_why(store));
-        while (store_next_clear(store, fds, &bytes))
+        while (store_next_clear(store, &clear))
                 store_clear_done(store, true);
 }
 

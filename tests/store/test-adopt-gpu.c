@@ -326,7 +326,7 @@ START_TEST(the_pool_is_made_around_what_is_there) {
         inode = inode_of(kept_named(".s.")->fd);
         ck_assert_uint_eq(found_next(&chain), CHAIN);
         space = space_again("s");
-        ck_assert_uint_eq(inode_of(space->memory.segments[0].chunk->fd), inode);
+        ck_assert_uint_eq(inode_of(space->memory.segments[0].chunk->shards[0].fd), inode);
         ck_assert_uint_eq(pool_of(store)->count[USED], 1);
         ck_assert_uint_eq(pool_of(store)->count[CLEAN], GPU_SEGMENTS - 1);
         ck_assert_uint_eq(store_pool_used(store), space->ix->segment_bytes);
@@ -365,7 +365,7 @@ START_TEST(elsewhere_the_space_begins_empty) {
         ck_assert_uint_eq(n_kept, 0);
         make_memory();
         for (uint32_t i = 0; i < pool_of(store)->n; i++)
-                ck_assert_uint_ne(inode_of(pool_of(store)->chunks[i].fd), inode);
+                ck_assert_uint_ne(inode_of(pool_of(store)->chunks[i].shards[0].fd), inode);
         memcpy(uuid, "the earlier GPU.", sizeof uuid);
 }
 END_TEST

@@ -26,7 +26,7 @@
 static struct domain *domains[2];
 static const struct kvd_cuda *cuda;
 static uint64_t reserve_bytes;
-static uint32_t n_chunks = CHUNKS;
+static uint32_t n_chunks = CHUNKS, n_gpus = 1;
 
 static const struct kvd_cuda *load(void) {
         const char *why = NULL;
@@ -44,6 +44,7 @@ static int open_pool(void) {
                                  .max_attachments = 8,
                                  .backend = KVD_BACKEND_VMM,
                                  .cuda = load(),
+                                 .n_gpus = n_gpus,
                                  .reserve_bytes = reserve_bytes,
                                  .spill_bytes = MIB};
         int r = store_new(&c, &store);
@@ -58,14 +59,13 @@ static int open_pool(void) {
 }
 
 static uint32_t clear_all(void) {
-        int fds[STORE_CLEARS];
-        uint32_t n, all = 0;
-        uint64_t bytes;
+        struct store_clear clear;
+        uint32_t all = 0;
 
-        while ((n = store_next_clear(store, fds, &bytes)) > 0) {
-                ck_assert_uint_eq(bytes, 4 * MIB);
+        while (store_next_clear(store, &clear)) {
+                ck_assert_uint_eq(clear.bytes, 4 * MIB / n_gpus);
                 store_clear_done(store, true);
-                all += n;
+                all += clear.n;
         }
         return all;
 }
@@ -114,7 +114,7 @@ static struct space *make(struct domain *owner, const char *name, uint32_t layer
 static uint64_t chunk_of(struct attachment *a, uint32_t segment) {
         struct stat st;
         bool writable;
-        int fd = space_segment_fd(a, segment, &writable);
+        int fd = space_segment_fd(a, segment, 0, &writable);
 
         ck_assert_msg(fd >= 0, "%s", store_why(store));
         ck_assert_int_eq(fstat(fd, &st), 0);
@@ -124,7 +124,7 @@ static uint64_t chunk_of(struct attachment *a, uint32_t segment) {
 static int fd_of(struct attachment *a, uint32_t segment) {
         bool writable;
 
-        return space_segment_fd(a, segment, &writable);
+        return space_segment_fd(a, segment, 0, &writable);
 }
 
 static uint32_t take(struct attachment *a, uint32_t n, kvd_ref *refs) {
@@ -163,15 +163,14 @@ START_TEST(nobody_gets_what_is_not_clear) {
 END_TEST
 
 START_TEST(a_worker_that_dies_has_cleared_nothing) {
-        int fds[STORE_CLEARS];
-        uint64_t bytes;
+        struct store_clear clear;
 
         ck_assert_int_eq(open_pool(), 0);
-        ck_assert_uint_eq(store_next_clear(store, fds, &bytes), STORE_CLEARS);
+        ck_assert(store_next_clear(store, &clear) && clear.n == STORE_CLEARS);
         store_worker_gone(store);
         ck_assert_uint_eq(clears().clean, 0);
         ck_assert_uint_eq(clears().dirty, CHUNKS);
-        ck_assert_uint_eq(store_next_clear(store, fds, &bytes), STORE_CLEARS);
+        ck_assert(store_next_clear(store, &clear) && clear.n == STORE_CLEARS);
         store_clear_failed(store);
         ck_assert(!store_wants_clearing(store));
         store_make_missing(store);

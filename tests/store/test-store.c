@@ -598,7 +598,7 @@ static uint64_t resident(struct attachment *a) {
         struct stat st;
 
         for (uint32_t i = 0; i < space_index(attachment_space(a))->n_segments; i++) {
-                ck_assert_int_eq(fstat(space_segment_fd(a, i, &writable), &st), 0);
+                ck_assert_int_eq(fstat(space_segment_fd(a, i, 0, &writable), &st), 0);
                 bytes += (uint64_t)st.st_blocks * 512;
         }
         return bytes;
@@ -696,11 +696,11 @@ START_TEST(arena_hands_out_own_segments_only) {
         b = fixture_attach(space);
         ck_assert_int_gt(space_allocate(a, 4, refs), 0);
         ck_assert_int_gt(space_allocate(b, 4, refs + 4), 0);
-        ck_assert_int_ge(space_segment_fd(a, 0, &writable), 0);
+        ck_assert_int_ge(space_segment_fd(a, 0, 0, &writable), 0);
         ck_assert(writable);
-        ck_assert_int_ge(space_segment_fd(a, 1, &writable), 0);
+        ck_assert_int_ge(space_segment_fd(a, 1, 0, &writable), 0);
         ck_assert(!writable);
-        ck_assert_int_ge(space_segment_fd(b, 1, &writable), 0);
+        ck_assert_int_ge(space_segment_fd(b, 1, 0, &writable), 0);
         ck_assert(writable);
         attachment_free(a, true);
         for (uint32_t i = 0; i < 20; i++)

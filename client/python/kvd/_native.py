@@ -23,7 +23,7 @@ class GeometryStruct(Structure):
 
 class OptionsStruct(Structure):
     _fields_ = [("kind", c_uint32), ("keys", c_uint32), ("policy", c_uint32), ("flags", c_uint32),
-                ("max_blocks", c_uint64)]
+                ("max_blocks", c_uint64), ("shard", c_uint32), ("reserved", c_uint32)]
 
 
 class PinStruct(Structure):
@@ -68,7 +68,7 @@ class ScoresStruct(Structure):
 
 class PlaceStruct(Structure):
     _fields_ = [("memory", c_uint32), ("device", c_int32), ("uuid", c_uint8 * 16), ("legacy", c_uint32),
-                ("stream_order", c_uint32)]
+                ("stream_order", c_uint32), ("shard", c_uint32), ("shards", c_uint32)]
 
 
 class MemoryStruct(Structure):

@@ -15,6 +15,7 @@
 
 #include "daemon/process/child_end.h"
 #include "ipc/base/device.h"
+#include "ipc/base/layout.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "ipc/base/why.h"
@@ -23,58 +24,79 @@
 #define NUMBERS 8192u
 
 struct exporter {
-        struct kvd_device device;
-        bool open;
-        cu_address memory[NUMBERS]; /* owned; 0: none */
+        struct kvd_device devices[KVD_SHARDS]; /* those with a context are open */
+        cu_address memory[NUMBERS];            /* owned; 0: none */
         struct kvd_why why;
 };
 
 static struct exporter exporter; /* lives as long as the process */
 
-static int check(cu_result error, const char *what) {
+static int check(const struct kvd_cuda *cuda, cu_result error, const char *what) {
         char text[128];
 
         if (error == CU_OK)
                 return 0;
         return kvd_refuse(&exporter.why, kvd_cuda_errno(error), "%s: %s", what,
-                          kvd_cuda_why(exporter.device.cuda, error, text, sizeof text));
+                          kvd_cuda_why(cuda, error, text, sizeof text));
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* The context stays current, since there is only one thread. */
-static int open_device(const uint8_t uuid[16]) {
+static int refuse(const struct kvd_device *device, int error) {
+        return kvd_refuse(&exporter.why, error, "%s", device->why);
+}
+
+/* Each GPU is opened once, and stays open. */
+static int open_device(const uint8_t uuid[16], struct kvd_device **ret) {
+        struct kvd_device *d = exporter.devices;
         struct cu_uuid wanted;
         int r;
 
-        if (exporter.open)
-                return 0;
         memcpy(wanted.bytes, uuid, sizeof wanted.bytes);
-        r = kvd_device_open(&exporter.device, &wanted);
+        while (d->context && memcmp(&d->uuid, &wanted, sizeof wanted) != 0)
+                if (++d == exporter.devices + KVD_SHARDS)
+                        return kvd_refuse(&exporter.why, -EPROTO, "too many GPUs");
+        *ret = d;
+        if (d->context)
+                return 0;
+        r = kvd_device_open(d, &wanted);
         if (r == 0)
-                r = kvd_device_enter(&exporter.device);
-        if (r < 0)
-                return kvd_refuse(&exporter.why, r, "%s", exporter.device.why);
-        exporter.open = true;
-        return 0;
+                return 0;
+        refuse(d, r);
+        *d = (struct kvd_device){0};
+        return r;
 }
 
-static int make(cu_address *at, uint64_t bytes, struct cu_ipc_handle *handle) {
-        const struct kvd_cuda *cuda = exporter.device.cuda;
-        int r;
+static int fill(const struct kvd_cuda *cuda, cu_address *at, uint64_t bytes,
+                struct cu_ipc_handle *handle) {
+        int r = check(cuda, cuda->cuMemAlloc(at, bytes), "cuMemAlloc");
 
-        if (*at)
-                cuda->cuMemFree(*at);
-        *at = 0;
-        r = check(cuda->cuMemAlloc(at, bytes), "cuMemAlloc");
         if (r < 0) {
                 *at = 0;
                 return r;
         }
-        r = check(cuda->cuMemsetD8Async(*at, 0, bytes, NULL), "cuMemsetD8Async");
+        r = check(cuda, cuda->cuMemsetD8Async(*at, 0, bytes, NULL), "cuMemsetD8Async");
         if (r == 0)
-                r = check(cuda->cuCtxSynchronize(), "cuCtxSynchronize");
-        return r < 0 ? r : check(cuda->cuIpcGetMemHandle(handle, *at), "cuIpcGetMemHandle");
+                r = check(cuda, cuda->cuCtxSynchronize(), "cuCtxSynchronize");
+        return r < 0 ? r : check(cuda, cuda->cuIpcGetMemHandle(handle, *at), "cuIpcGetMemHandle");
+}
+
+static int make(const uint8_t uuid[16], cu_address *at, uint64_t bytes,
+                struct cu_ipc_handle *handle) {
+        struct kvd_device *device;
+        int r = open_device(uuid, &device);
+
+        if (r < 0)
+                return r;
+        r = kvd_device_enter(device);
+        if (r < 0)
+                return refuse(device, r);
+        if (*at)
+                device->cuda->cuMemFree(*at);
+        *at = 0;
+        r = fill(device->cuda, at, bytes, handle);
+        kvd_device_leave(device);
+        return r;
 }
 
 /* ---- the owner's requests -------------------------------------------------------------------- */
@@ -88,10 +110,8 @@ static int answer(const struct kvd_msg *question, struct kvd_fds *fds, struct kv
             question->export.number >= NUMBERS)
                 return EPROTO;
         exporter.why.line[0] = 0;
-        r = open_device(question->export.device.data);
-        if (r == 0)
-                r = make(&exporter.memory[question->export.number], question->export.bytes,
-                         &handle);
+        r = make(question->export.device.data, &exporter.memory[question->export.number],
+                 question->export.bytes, &handle);
         *why = exporter.why;
         reply->export_reply.handle = (struct kvd_slice){&handle, sizeof handle};
         return r;
@@ -117,9 +137,7 @@ static int probe(const char *text) {
         int r = strlen(text) == 32 ? parse_uuid(text, uuid) : -EINVAL;
 
         if (r == 0)
-                r = open_device(uuid);
-        if (r == 0)
-                r = make(&at, PROBE_BYTES, &handle);
+                r = make(uuid, &at, PROBE_BYTES, &handle);
         dprintf(SYS_SPAWN_FD, "%s", r == 0 ? "ok" : exporter.why.line);
         return r < 0;
 }

@@ -57,11 +57,13 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         r = kvd_device_open(&d->device, &wanted);
         if (r < 0)
                 return kvd_refuse(&d->why, r, "%s", d->device.why);
-        r = kvd_device_enter(&d->device); /* never left: this thread uses no other context */
-        if (r == 0)
+        r = kvd_device_enter(&d->device);
+        if (r == 0) {
                 r = make_stream(d);
-        else
+                kvd_device_leave(&d->device);
+        } else {
                 kvd_refuse(&d->why, r, "%s", d->device.why);
+        }
         if (r < 0) {
                 d->broken = false; /* the failed context is closed; the next call makes a new one */
                 kvd_device_close(&d->device);

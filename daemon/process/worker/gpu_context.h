@@ -5,7 +5,7 @@
 /*
  * The worker's GPU: its context, made at first use, one stream of the lowest priority, and pinned
  * host memory through which blocks are copied. One thread uses it at a time: the one that serves
- * the owner, or a job's thread, which calls device_enter first and device_leave at its end.
+ * the owner, or a job's thread; both call device_enter first and device_leave at the end.
  *
  * A driver error after the context was made ends the worker (broken), since a context that has
  * failed cannot be used again.
@@ -38,7 +38,7 @@ struct worker_device {
         struct kvd_why why;
 };
 
-/* Opens the device of that UUID; a worker can use only one. 0, or negative errno with why set. */
+/* Opens the device of that UUID, at most one for each d. 0, or negative errno with why set. */
 int device_use(struct worker_device *d, const uint8_t uuid[16]);
 
 int device_enter(struct worker_device *d);

@@ -90,11 +90,12 @@ static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_f
 static int answer(const struct kvd_msg *question, struct kvd_fds *fds, struct kvd_msg *reply,
                   struct kvd_why *why) {
         int r = handle(worker, question, fds, reply);
+        const struct worker_device *broken = spaces_broken(&worker->spaces);
 
         if (r == -ENOSYS)
                 return ENOSYS;
-        if (worker->spaces.device.broken) { /* for good: the next worker makes a new context */
-                log_error("worker %d: the GPU fails: %s", getpid(), worker->spaces.device.why.line);
+        if (broken) { /* for good: the next worker makes a new context */
+                log_error("worker %d: the GPU fails: %s", getpid(), broken->why.line);
                 return EIO;
         }
         if (r < 0)

@@ -155,7 +155,9 @@ static int map_copies(struct spaces *s, struct worker_space *w, int fd) {
 }
 
 static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t bytes) {
-        int r = device_use(&s->device, w->ix->device);
+        int r = w->ix->n_shards == 1 ? device_use(&s->device, w->ix->devices[0]) :
+                                       kvd_refuse(&s->device.why, -EOPNOTSUPP,
+                                                  "a space on several GPUs has no jobs");
 
         if (r < 0)
                 return kvd_refuse(&s->why, r, "%s", s->device.why.line);
@@ -291,19 +293,52 @@ int spaces_unmap_segment(struct spaces *s, const struct kvd_msg_work_unmap *msg)
         return 0;
 }
 
+const struct worker_device *spaces_broken(const struct spaces *s) {
+        if (s->device.broken)
+                return &s->device;
+        for (uint32_t i = 0; i < ARRAY_SIZE(s->others); i++)
+                if (s->others[i].broken)
+                        return &s->others[i];
+        return NULL;
+}
+
+/* The device of that UUID, entered; the first that is asked for is also that of jobs. */
+static int enter_device(struct spaces *s, const uint8_t uuid[16], struct worker_device **ret) {
+        struct worker_device *d = &s->device;
+        int r;
+
+        for (uint32_t i = 0; d->open && memcmp(&d->device.uuid, uuid, 16) != 0; i++) {
+                if (i == ARRAY_SIZE(s->others))
+                        return kvd_refuse(&s->why, -EPROTO, "memory of too many devices");
+                d = &s->others[i];
+        }
+        r = device_use(d, uuid);
+        if (r == 0)
+                r = device_enter(d);
+        *ret = d;
+        return r < 0 ? kvd_refuse(&s->why, r, "%s", d->why.line) : 0;
+}
+
+static int leave_entered(struct spaces *s, struct worker_device *d, int r) {
+        device_leave(d);
+        return r < 0 ? kvd_refuse(&s->why, r, "%s", d->why.line) : 0;
+}
+
 int spaces_clear(struct spaces *s, const struct kvd_msg_work_clear *msg,
                  const struct kvd_fds *fds) {
+        struct worker_device *d;
         int r;
 
         if (msg->device.size != 16 || fds->n != msg->count || !fds->n)
                 return kvd_refuse(&s->why, -EPROTO, "nothing to clear");
-        r = device_use(&s->device, msg->device.data);
-        if (r == 0)
-                r = device_clear(&s->device, fds->fd, fds->n, msg->bytes);
-        return r < 0 ? kvd_refuse(&s->why, r, "%s", s->device.why.line) : 0;
+        r = enter_device(s, msg->device.data, &d);
+        if (r < 0)
+                return r;
+        return leave_entered(s, d, device_clear(d, fds->fd, fds->n, msg->bytes));
 }
 
 int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const struct kvd_fds *fds) {
+        struct worker_device *d;
         uint64_t words[128];
         int r;
 
@@ -311,11 +346,12 @@ int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const str
             msg->words.size > sizeof words)
                 return kvd_refuse(&s->why, -EPROTO, "nothing to wake");
         memcpy(words, msg->words.data, msg->words.size); /* it may be unaligned */
-        r = device_use(&s->device, msg->device.data);
-        if (r == 0)
-                r = device_wake(&s->device, fds->fd[0], msg->bytes, words,
-                                msg->words.size / (2 * sizeof *words));
-        return r < 0 ? kvd_refuse(&s->why, r, "%s", s->device.why.line) : 0;
+        r = enter_device(s, msg->device.data, &d);
+        if (r < 0)
+                return r;
+        return leave_entered(s, d,
+                             device_wake(d, fds->fd[0], msg->bytes, words,
+                                         msg->words.size / (2 * sizeof *words)));
 }
 
 static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h,

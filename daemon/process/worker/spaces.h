@@ -48,7 +48,9 @@ struct spaces {
         struct worker_sketch *sketch;    /* the last one that was sent; NULL if none */
         const struct kvd_job *arguments; /* KVD_JOB_BYTES; NULL until the first space */
         struct worker_device device;     /* opened for the first space or memory on a GPU */
-        struct kvd_why why;              /* of the last failure */
+        struct worker_device
+                others[KVD_SHARDS - 1]; /* of a pool on several: memory is cleared there */
+        struct kvd_why why;             /* of the last failure */
 };
 
 /* 0 or a negative errno. Descriptors stay the caller's. */
@@ -70,6 +72,9 @@ int spaces_wake(struct spaces *spaces, const struct kvd_msg_work_wake *msg,
 /* Zeros GPU memory that belongs to no space. */
 int spaces_clear(struct spaces *spaces, const struct kvd_msg_work_clear *msg,
                  const struct kvd_fds *fds);
+
+/* A GPU whose context has failed; NULL: none. */
+const struct worker_device *spaces_broken(const struct spaces *spaces);
 
 struct worker_space *spaces_find(const struct spaces *spaces, uint32_t number);
 

@@ -79,7 +79,7 @@ static size_t sample(uint32_t number, uint32_t space, uint8_t *frame) {
                 m.space.name = decoy;
                 break;
         case KVD_MSG_detach: m.detach.space = space; break;
-        case KVD_MSG_segments: m.segments = (struct kvd_msg_segments){space, 1}; break;
+        case KVD_MSG_segments: m.segments = (struct kvd_msg_segments){space, 1, 0}; break;
         case KVD_MSG_allocate: m.allocate = (struct kvd_msg_allocate){space, 2}; break;
         case KVD_MSG_release:
                 m.release = (struct kvd_msg_release){space, {refs, sizeof refs}};

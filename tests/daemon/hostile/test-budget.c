@@ -183,7 +183,7 @@ static struct kvd_msg send_detach(void) {
 }
 
 static struct kvd_msg send_segments(void) {
-        return MSG(segments, mine, 0);
+        return MSG(segments, mine, 0, 0);
 }
 
 static struct kvd_msg send_drain(void) {

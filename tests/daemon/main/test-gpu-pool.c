@@ -65,7 +65,7 @@ static struct user *user_open(const char *domain) {
         u->ix = at;
         ck_assert_int_eq(kvd_index_validate(u->ix, reply.space_reply.index_bytes), 0);
         ck_assert_uint_eq(u->ix->block_bytes, BLOCK);
-        memcpy(&uuid, u->ix->device, sizeof uuid);
+        memcpy(&uuid, u->ix->devices[0], sizeof uuid);
         ck_assert_msg(kvd_device_open(&u->device, &uuid) == 0, "%s", u->device.why);
         if (u->ix->backend == KVD_BACKEND_VMM)
                 ck_assert_int_eq(kvd_device_reserve(&u->device,
@@ -124,7 +124,7 @@ static void map(struct user *u, uint32_t segment) {
 
         if (u->mapped[segment])
                 return;
-        m = peer_ok(u->peer, MSG(segments, u->handle, segment)).segments_reply;
+        m = peer_ok(u->peer, MSG(segments, u->handle, segment, 0)).segments_reply;
         ck_assert_uint_ge(m.count, 1);
         ck_assert_uint_eq(m.absent & 1, 0);
         if (m.handles.size) {
@@ -336,6 +336,18 @@ static const struct refusal {
         {"FAKECUDA_DEVICES", "0", "--backend cuda", "CUDA_ERROR_NO_DEVICE"},
         {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2",
          "there is no GPU 2; the driver sees 2"},
+        {"FAKECUDA_DEVICES", "2", "--backend cuda --device 0,2",
+         "there is no GPU 2; the driver sees 2"},
+        {"FAKECUDA_DEVICES", "1", "--backend cuda --device 0,1",
+         "there is no GPU 1; the driver sees 1"},
+        {"FAKECUDA_DEVICES", "2", "--backend cuda --device 1,1", "1 is there twice"},
+        {"FAKECUDA_DEVICES", "2 FAKECUDA_MEMORY=1G", "--backend cuda --device 0,1 --pool 2G",
+         "pool is 2048 MiB on all GPUs together, reserve 64 MiB"},
+        {"FAKECUDA_DEVICES", "2",
+         "--backend cuda --device 0,1 --pool 64M --set daemon.host_tier=16M",
+         "host_tier take the blocks of one GPU, and device names 2"},
+        {"FAKECUDA_FAIL", "cuMemCreate:6=999 FAKECUDA_DEVICES=2",
+         "--backend cuda --device 0,1 --pool 64M", "2 MiB cannot be allocated on GPU 1"},
         {"FAKECUDA_VERSION", "11040", "--backend cuda", "the GPU backend is not available"},
         {"LD_LIBRARY_PATH", "/", "--backend cuda", "libcuda.so.1"},
         {"FAKECUDA_FAIL", "cuMemCreate:1=999,cuMemAlloc:1=999", "--backend cuda",
@@ -348,10 +360,13 @@ static const struct refusal {
         {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M",
          "no 1024 MiB left to keep free (reserve)"},
         {"FAKECUDA_FAIL", "cuMemCreate:3=999", "--backend cuda --pool 64M",
-         "4 MiB cannot be allocated on the GPU"},
+         "4 MiB cannot be allocated on GPU 0"},
         {"FAKECUDA_DEVICES", "1 prlimit --nofile=300:300",
          "--backend cuda --pool 1G --set daemon.segment=2M",
-         "a pool of 512 segments needs as many descriptors"},
+         "a pool of 512 segments needs 512 descriptors"},
+        {"FAKECUDA_DEVICES", "2 prlimit --nofile=300:300",
+         "--backend cuda --device 0,1 --pool 1G --set daemon.segment=4M",
+         "a pool of 256 segments needs 512 descriptors"},
         {"FAKECUDA_FAIL", "cuDeviceTotalMem:1=999", "--backend cuda", "cuDeviceTotalMem"},
         {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700",
          "--backend cuda --pool 64M --set daemon.quarantine_ms=0",

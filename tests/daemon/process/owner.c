@@ -72,7 +72,7 @@ static void put_on_device(struct owner *o, struct kvd_index *ix) {
         struct cu_uuid uuid;
 
         open_device(o, &uuid);
-        memcpy(ix->device, &uuid, sizeof ix->device);
+        memcpy(ix->devices[0], &uuid, sizeof ix->devices[0]);
         ix->backend = KVD_BACKEND_VMM;
         ix->segment_bytes = ALIGN_UP(ix->segment_bytes, o->device.granularity);
         ix->segment_blocks = (uint32_t)(ix->segment_bytes / ix->block_bytes);
@@ -91,7 +91,8 @@ static void make_index(struct owner *o, uint32_t n_blocks) {
 
         ck_assert_int_eq(kvd_shape_normalise(&o->g, &why), 0);
         ix.geometry = o->g;
-        ix.block_bytes = kvd_shape_bytes(&o->g);
+        ix.n_shards = 1;
+        ix.block_bytes = ix.shard_bytes = kvd_shape_bytes(&o->g);
         ix.segment_blocks = ALIGN_UP(n_blocks, 64);
         ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
         ix.capacity = ix.segment_blocks;

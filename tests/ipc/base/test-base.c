@@ -31,6 +31,7 @@ static struct kvd_index make_index(uint32_t keys) {
                 .keys = keys,
                 .policy = KVD_policy_lru,
                 .segment_blocks = 64,
+                .n_shards = 1,
                 .max_segments = 8,
                 .capacity = 512,
                 .run_capacity = 65,
@@ -38,7 +39,7 @@ static struct kvd_index make_index(uint32_t keys) {
         const char *why;
 
         ck_assert_int_eq(kvd_shape_normalise(&ix.geometry, &why), 0);
-        ix.block_bytes = kvd_shape_bytes(&ix.geometry);
+        ix.block_bytes = ix.shard_bytes = kvd_shape_bytes(&ix.geometry);
         ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
         for (uint32_t i = 0; i < KVD_SECRET_BYTES; i++)
                 ix.secret[i] = (uint8_t)(i * 73 + 5);
