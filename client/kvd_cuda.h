@@ -83,7 +83,7 @@ int kvd_check_pin(kvd_space *space, const struct kvd_pin *pin);
 
 /*
  * Does the same as kvd_seal for blocks that the stream is still writing. On success the chain is
- * published. The caller's copies of duplicates are freed when the stream has passed.
+ * published. -ENOTSUP: the pool is on several GPUs, see kvd_seal_written. The caller's copies of duplicates are freed when the stream has passed.
  */
 int kvd_seal_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
                 const uint32_t *tokens, uint32_t n_tokens, void *stream);
@@ -91,6 +91,26 @@ int kvd_seal_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_bl
 /* Does the same as kvd_seal_keep. Duplicates remain the caller's: free them with kvd_free_on. */
 int kvd_seal_keep_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
                      const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, void *stream);
+
+/*
+ * For pools on several GPUs, where a process for each of them writes its shard of a block.
+ * kvd_write_on says when the stream has done all work that is in it now; the process passes that to
+ * the one that holds the blocks, which publishes them with what all streams have said, its own
+ * included. Readers' streams wait for all of them. If one of the processes dies before its stream
+ * has written, the blocks are dropped, as with kvd_seal_on.
+ *
+ * kvd_seal_written does the same as kvd_seal_keep. Free duplicates when all streams have passed.
+ * -EINVAL: a process of those streams is gone.
+ */
+struct kvd_written {
+        uint64_t value;
+        uint32_t semaphore; /* 0: it is done */
+        uint32_t reserved;
+};
+int kvd_write_on(kvd_space *space, void *stream, struct kvd_written *ret);
+int kvd_seal_written(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                     const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
+                     const struct kvd_written *written, uint32_t n_written);
 
 /*
  * Releases the pin when the stream has passed this point. The pin is empty afterwards; the blocks

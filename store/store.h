@@ -358,6 +358,8 @@ struct seal_request {
         const uint32_t *tokens;
         uint32_t semaphore; /* as in message seal */
         uint64_t semaphore_value;
+        const struct kvd_promise *promises; /* as in message seal */
+        uint32_t n_promises;
 };
 
 /*
@@ -382,8 +384,14 @@ uint32_t attachment_posts(const struct attachment *attachment);
 int space_semaphore_fd(const struct space *space); /* the semaphore page; -1 in host spaces */
 uint32_t attachment_semaphore_row(const struct attachment *attachment);
 
-/* Number of blocks that it sealed and whose data is not known to be there yet. */
+/* Number of blocks that wait for its streams first, and whose data is not known to be there yet. */
 uint64_t attachment_pending(const struct attachment *attachment);
+
+/*
+ * The process is gone, and its GPU work is over, but the attachment stays, since others of its team
+ * may use its blocks. Blocks that its streams have not written will never be complete.
+ */
+void attachment_streams_end(struct attachment *attachment);
 
 /*
  * Finds blocks whose data has arrived, and frees poisoned blocks that are no longer pinned.

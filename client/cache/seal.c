@@ -30,7 +30,8 @@ struct piece {
         uint32_t n_tokens;
         uint64_t root;               /* as in message seal */
         struct kvd_key prefix;       /* bidirectional */
-        const struct promise *until; /* NULL: the data is complete */
+        const struct promise *until; /* NULL: the data is complete, or promises say when it is */
+        const struct promise_list *promises; /* or NULL */
         /* out: ids of the chain's blocks; NULL: blocks become these, and duplicates are freed */
         uint32_t *ids;
 };
@@ -63,6 +64,10 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
                 request.semaphore = p->until->at + 1;
                 request.semaphore_value = p->until->value;
         }
+        if (p->promises)
+                request.promises = (struct kvd_slice){p->promises->at,
+                                                      p->promises->n *
+                                                              (uint32_t)sizeof *p->promises->at};
         if (p->view->ix->kind == KVD_BIDIRECTIONAL)
                 request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};
         *in_doubt = false;
@@ -269,6 +274,28 @@ static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t 
         p->n_tokens = MIN(n_tokens, p->n_blocks * bt);
 }
 
+static int seal_pieces(struct piece *p, uint32_t n, uint32_t n_tokens) {
+        const struct kvd_space *space = p->view->space;
+        uint32_t done = 0, done_tokens = 0;
+        int r;
+
+        p->root = p->pin->salt;
+        if (space->options.kind == KVD_BIDIRECTIONAL) {
+                p->root = n_tokens;
+                p->prefix = kvd_key_prefix(p->view->ix, p->tokens, n_tokens);
+        }
+        while (done < n) {
+                next_piece(p, n - done, n_tokens - done_tokens,
+                           kvd_full_tokens(&space->geometry, p->pin->group));
+                r = seal_piece(p);
+                if (r < 0)
+                        return done ? (int)done : r;
+                done += p->n_blocks;
+                done_tokens += p->n_tokens;
+        }
+        return (int)n;
+}
+
 int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
                 const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
                 const struct promise *until) {
@@ -277,25 +304,22 @@ int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct
                           .blocks = blocks,
                           .tokens = tokens,
                           .ids = ids,
-                          .until = until,
-                          .root = pin->salt};
-        uint32_t done = 0, done_tokens = 0;
-        int r;
+                          .until = until};
 
-        if (space->options.kind == KVD_BIDIRECTIONAL) {
-                p.root = n_tokens;
-                p.prefix = kvd_key_prefix(p.view->ix, tokens, n_tokens);
-        }
-        while (done < n) {
-                next_piece(&p, n - done, n_tokens - done_tokens,
-                           kvd_full_tokens(&space->geometry, pin->group));
-                r = seal_piece(&p);
-                if (r < 0)
-                        return done ? (int)done : r;
-                done += p.n_blocks;
-                done_tokens += p.n_tokens;
-        }
-        return (int)n;
+        return seal_pieces(&p, n, n_tokens);
+}
+
+int seal_ordered(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                 const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
+                 const struct promise_list *promises) {
+        struct piece p = {.view = blocks[0].view,
+                          .pin = pin,
+                          .blocks = blocks,
+                          .tokens = tokens,
+                          .ids = ids,
+                          .promises = promises};
+
+        return seal_pieces(&p, n, n_tokens);
 }
 
 int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,

@@ -40,7 +40,7 @@ struct need {
 };
 
 /* maximum number of waits that a walk collects; a chain of more streams is waited for in pieces */
-#define NEEDS 16u
+#define NEEDS (2 * KVD_SHARDS)
 
 static int wait_for(struct view *view, void *stream, const struct need *needs, uint32_t n) {
         int r = 0;
@@ -95,6 +95,16 @@ static struct need need_of(const struct kvd_desc *desc) {
         return need;
 }
 
+/* What a block needs from the streams that write its other shards; n_shards - 1. */
+static struct need other_need(const struct view *view, const struct kvd_desc *desc, uint32_t i) {
+        uint32_t id = (uint32_t)(((const uint8_t *)desc - (const uint8_t *)view->ix -
+                                  view->ix->desc_off) /
+                                 view->ix->desc_stride);
+        const struct kvd_promise *promise = &kvd_index_promises(view->ix, id)[i];
+
+        return (struct need){shm_get32(&promise->semaphore), shm_get64(&promise->value)};
+}
+
 /* True: the data of all blocks is there. Partner: set_pending in store/cache/unready.c. */
 static bool nothing_pending(const struct view *view) {
         return !view->device ||
@@ -114,8 +124,14 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
                 return 0;
         while (n >= 0 && (desc = next_block(view, &at))) {
                 need = need_of(desc);
-                if (need.semaphore)
-                        n = add_need(view, stream, needs, (uint32_t)n, need);
+                if (!need.semaphore)
+                        continue;
+                n = add_need(view, stream, needs, (uint32_t)n, need);
+                for (uint32_t i = 0; n >= 0 && i + 1 < view->ix->n_shards; i++) {
+                        need = other_need(view, desc, i);
+                        if (need.semaphore)
+                                n = add_need(view, stream, needs, (uint32_t)n, need);
+                }
         }
         return n < 0 ? n : wait_for(view, stream, needs, (uint32_t)n);
 }
@@ -124,15 +140,26 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
  * Reads the semaphore before the flag: for a dead producer, the daemon sets the flag before it
  * writes the value. The next daemon cannot set the flag, and writes SEMAPHORE_ENDED instead.
  */
+static int check_need(const struct view *view, const struct need *need) {
+        uint64_t has = need->semaphore ? semaphore_reached(view, need->semaphore) : 0;
+
+        if (!need->semaphore)
+                return 0;
+        if (has < need->value)
+                return -EAGAIN;
+        return semaphore_was_reached(has, need->value) ? 0 : -EIO;
+}
+
 static int check_block(const struct view *view, const struct kvd_desc *desc) {
         struct need need = need_of(desc);
-        uint64_t has = need.semaphore ? semaphore_reached(view, need.semaphore) : 0;
+        bool pending = need.semaphore;
+        int r = check_need(view, &need);
 
-        if (__atomic_load_n(&desc->flags, __ATOMIC_ACQUIRE) & KVD_DESC_POISONED)
-                return -EIO;
-        if (has < need.value)
-                return -EAGAIN;
-        return semaphore_was_reached(has, need.value) ? 0 : -EIO;
+        for (uint32_t i = 0; pending && r == 0 && i + 1 < view->ix->n_shards; i++) {
+                need = other_need(view, desc, i);
+                r = check_need(view, &need);
+        }
+        return __atomic_load_n(&desc->flags, __ATOMIC_ACQUIRE) & KVD_DESC_POISONED ? -EIO : r;
 }
 
 int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
@@ -169,10 +196,11 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
                 return r;
         view = blocks[0].view;
         if (view->ix->n_shards > 1)
-                return client_fail(-ENOTSUP,
-                                   "a stream orders the work of one GPU, and the pool has %u: when "
-                                   "all have written the blocks, call kvd_seal",
-                                   view->ix->n_shards);
+                return client_fail(
+                        -ENOTSUP,
+                        "the pool has %u GPUs, and this stream orders the writes of one: "
+                        "see kvd_seal_written, or call kvd_seal when all are done",
+                        view->ix->n_shards);
         if (!view->device)
                 return seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
         r = semaphore_promise(view, stream, &until);
@@ -192,6 +220,48 @@ int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
                      struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
                      uint32_t *ids, void *stream) {
         return seal_on(space, pin, n, blocks, tokens, n_tokens, ids, stream);
+}
+
+int kvd_write_on(struct kvd_space *space, void *stream, struct kvd_written *ret) {
+        struct promise until;
+        struct view *view;
+        int r;
+
+        *ret = (struct kvd_written){0};
+        if (space_check(space) < 0)
+                return -ECHILD;
+        view = view_get(space);
+        r = view->device ? semaphore_promise(view, stream, &until) : -ENOTSUP;
+        if (r == 0)
+                *ret = (struct kvd_written){until.value, semaphore_at(view->device->row, until.at),
+                                            0};
+        view_put(view);
+        return r == -ENOTSUP ? 0 : r;
+}
+
+/* Leaves out what was written already when the call that should have promised it waited instead. */
+static int promises_of(const struct view *view, const struct kvd_written *written, uint32_t n,
+                       struct promise_list *ret) {
+        if (n > view->ix->n_shards)
+                return client_fail(-EINVAL, "%u streams, and a block has %u shards", n,
+                                   view->ix->n_shards);
+        ret->n = 0;
+        for (uint32_t i = 0; i < n; i++)
+                if (written[i].semaphore)
+                        ret->at[ret->n++] = (struct kvd_promise){written[i].value,
+                                                                 written[i].semaphore, 0};
+        return 0;
+}
+
+int kvd_seal_written(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
+                     struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
+                     uint32_t *ids, const struct kvd_written *written, uint32_t n_written) {
+        int r = seal_check(space, pin, n, blocks, n_tokens);
+        struct promise_list promises;
+
+        if (r == 0)
+                r = promises_of(blocks[0].view, written, n_written, &promises);
+        return r < 0 ? r : seal_ordered(space, pin, n, blocks, tokens, n_tokens, ids, &promises);
 }
 
 /* ---- letting go ------------------------------------------------------------------------------ */

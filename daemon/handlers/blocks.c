@@ -116,6 +116,18 @@ static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal
         return key_of(c, m->prefix_key, &ret->prefix_key);
 }
 
+/* The slice may be unaligned. */
+static int take_promises(struct client *c, struct kvd_slice from, struct kvd_promise to[KVD_SHARDS],
+                         struct seal_request *ret) {
+        if (from.size % sizeof *to || from.size > KVD_SHARDS * sizeof *to)
+                return client_refuse(c, -EINVAL, "promises are pieces of %zu bytes", sizeof *to);
+        if (from.size)
+                memcpy(to, from.data, from.size);
+        ret->promises = to;
+        ret->n_promises = from.size / (uint32_t)sizeof *to;
+        return 0;
+}
+
 /*
  * A client that seals blocks will probably fill more, and so gets them without another message. If
  * there are none, the seal succeeds all the same.
@@ -129,16 +141,19 @@ static struct kvd_slice fresh_blocks(struct client *c, struct call *call, uint32
 
 int handle_seal(struct client *c, const struct kvd_msg *request, struct call *call) {
         kvd_ref *sealed = c->server->scratch->sealed;
+        struct kvd_promise promises[KVD_SHARDS];
         struct seal_request seal;
         int r;
 
         r = take_seal(c, &request->seal, &seal);
+        if (r == 0)
+                r = take_promises(c, request->seal.promises, promises, &seal);
         if (r < 0)
                 return r;
         r = space_seal(call->attachment, &seal, sealed);
         if (r < 0)
                 return client_store_failed(c, r);
-        if (seal.semaphore)
+        if (seal.semaphore || seal.n_promises)
                 shared_pages_watch_semaphores(&c->server->pages);
         call->reply.seal_reply.blocks = blocks_slice(sealed, seal.n_blocks);
         call->reply.seal_reply.fresh = fresh_blocks(c, call, request->seal.fresh);

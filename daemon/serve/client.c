@@ -212,6 +212,13 @@ static void log_held(const struct client *c) {
                 c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
+static void streams_end(struct client *c) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment)
+                        attachment_streams_end(c->spaces[i].attachment);
+        loop_want_idle(c->server->loop);
+}
+
 /* Ends the client a whole quarantine after the last check that found a child with a connection. */
 static void quarantine_over(struct loop_timer *timer) {
         struct client *c = container_of(timer, struct client, quarantine);
@@ -223,14 +230,19 @@ static void quarantine_over(struct loop_timer *timer) {
         if (c->held || was_held)
                 begin_quarantine(c);
         else
-                in_its_turn(c, die);
+                in_its_turn(c, c->gone ? streams_end : die);
 }
 
-/* Keeps the client's blocks, since a teammate may be using them. */
+/*
+ * Keeps the client's blocks, since a teammate may be using them. But what its streams have not
+ * written, nobody need wait for.
+ */
 static void wait_for_team(struct client *c) {
         c->gone = true;
         if (c->state == CLIENT_ATTACHED)
                 client_disconnect(c);
+        if (used_gpu(c))
+                begin_quarantine(c);
 }
 
 /*

@@ -58,6 +58,10 @@ void kvd_index_lay_out(struct kvd_index *ix) {
         ix->proof_off = ix->backend == KVD_BACKEND_VMM ? ALIGN_UP(ix->size, 4096) : 0;
         if (ix->proof_off)
                 ix->size = ix->proof_off + (uint64_t)ix->capacity * 8;
+        ix->promise_off = ix->n_shards > 1 ? ALIGN_UP(ix->size, 4096) : 0;
+        if (ix->promise_off)
+                ix->size = ix->promise_off +
+                           (uint64_t)ix->capacity * (ix->n_shards - 1) * sizeof(struct kvd_promise);
 }
 
 static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
@@ -67,9 +71,10 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
                a->memory_off == b->memory_off && a->change_off == b->change_off &&
                a->change_slots == b->change_slots && a->record_off == b->record_off &&
                a->hint_off == b->hint_off && a->hint_slots % KVD_BUCKET_SLOTS == 0 &&
-               a->proof_off == b->proof_off && a->desc_stride == b->desc_stride &&
-               a->run_stride == b->run_stride && a->run_words == b->run_words &&
-               a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
+               a->proof_off == b->proof_off && a->promise_off == b->promise_off &&
+               a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
+               a->run_words == b->run_words && a->table_slots == b->table_slots &&
+               a->run_table_slots == b->run_table_slots;
 }
 
 /*
@@ -110,6 +115,7 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
                                  .run_capacity = ix->run_capacity,
                                  .max_segments = ix->max_segments,
                                  .backend = ix->backend,
+                                 .n_shards = ix->n_shards,
                                  .hint_slots = ix->hint_slots};
         kvd_index_lay_out(&own);
         return same_layout(&own, ix) && ix->size <= bytes ? 0 : -EPROTO;

@@ -28,6 +28,8 @@
  *              | hints              |   hint_slots x 8: which record follows which
  *              +--------------------+ proof_off
  *              | proofs             |   capacity x 8: proof of each block, in VMM spaces only
+ *              +--------------------+ promise_off
+ *              | promises             |   capacity x (n_shards - 1) x 16: struct kvd_promise
  *              +--------------------+ size
  *
  *      pins    +--------------------+ 0
@@ -147,6 +149,17 @@ struct kvd_desc {
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
               "layout is ABI: bump KVD_LAYOUT_VERSION");
+
+/*
+ * If several streams write a block, because it has several shards: what each of them promises,
+ * except for the one in the descriptor. Means something while desc.semaphore is not 0.
+ */
+struct kvd_promise {
+        uint64_t value;
+        uint32_t semaphore; /* as desc.semaphore; 0: no further stream */
+        uint32_t pad;       /* must be 0 */
+};
+static_assert(sizeof(struct kvd_promise) == 16, "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
  * 16 consecutive blocks of a chain, found with one probe. leaf is the version word: the reference
@@ -288,6 +301,7 @@ struct kvd_index {
         uint64_t desc_off, table_off, run_off, run_table_off, memory_off, change_off;
         uint64_t record_off, hint_off;
         uint64_t proof_off;                    /* 0 unless the backend is VMM */
+        uint64_t promise_off;                  /* 0 if there is one shard */
         uint32_t desc_stride, run_stride;      /* bytes */
         uint32_t run_words;                    /* u32 words of a run's packed tokens (pack.h) */
         uint32_t table_slots, run_table_slots; /* multiples of KVD_BUCKET_SLOTS */
@@ -578,6 +592,12 @@ static inline uint64_t kvd_pinpage_bytes(const struct kvd_index *ix) {
 }
 
 /* ---- reading an index ------------------------------------------------------------------------ */
+
+/* The n_shards - 1 promises of a block. */
+static inline struct kvd_promise *kvd_index_promises(const struct kvd_index *ix, uint32_t id) {
+        return (struct kvd_promise *)((uint8_t *)ix + ix->promise_off) +
+               (uint64_t)id * (ix->n_shards - 1);
+}
 
 static inline struct kvd_desc *kvd_index_desc(const struct kvd_index *ix, uint32_t id) {
         return (struct kvd_desc *)((uint8_t *)ix + ix->desc_off + (uint64_t)id * ix->desc_stride);

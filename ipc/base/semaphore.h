@@ -29,6 +29,10 @@
  * that: the daemon sets desc.semaphore to 0 when it has seen the value. Readers load desc.semaphore
  * first; 0 means that the data is there.
  *
+ * If the block has shards on several GPUs, the streams that write the others have a struct
+ * kvd_promise each (layout.h). The daemon sets desc.semaphore to 0 when it has seen all values.
+ * Readers of one shard wait for all of them, so that all of an engine's ranks agree.
+ *
  * If a producer dies before its stream has written the value, the daemon waits until the producer's
  * GPU work cannot run any more (quarantine). Then it marks the blocks whose value was not reached
  * KVD_DESC_POISONED and takes them out of the index. Only after that the highest promised value is

@@ -152,7 +152,10 @@ static void read_claim(const struct before *b, uint32_t id, struct claim *c) {
         shm_read_words(c->tokens, desc->tokens, b->header.geometry.block_tokens);
 }
 
-/* The proof says that its data is there, or names a semaphore value that has been reached. */
+/*
+ * The proof says that its data is there, or names a semaphore value that has been reached. If
+ * several streams write a block, no proof covers all of their values.
+ */
 static bool is_proven(const struct before *b, const struct space *space, const struct claim *c) {
         kvd_ref ref = kvd_ref_make(c->id, kvd_slot_generation(c->slot));
         struct kvd_desc waits = c->fields;
@@ -160,7 +163,8 @@ static bool is_proven(const struct before *b, const struct space *space, const s
         if (c->proof == block_proof(&b->header, ref, &c->fields))
                 return true;
         waits.semaphore = c->semaphore;
-        return c->semaphore && c->proof == block_proof(&b->header, ref, &waits) &&
+        return c->semaphore && b->header.n_shards == 1 &&
+               c->proof == block_proof(&b->header, ref, &waits) &&
                semaphores_reached(space, b->header.life, c->semaphore, waits.semaphore_value);
 }
 

@@ -710,6 +710,8 @@ bool chain_step(const struct space *space, struct chain_at *at, const uint32_t *
 
 /* index.c: the shared side of a block */
 void index_leave(struct space *space, uint32_t id);
+/* which further streams write its shards; n_shards - 1 */
+void index_promise(struct space *space, uint32_t id, const struct kvd_promise *promises);
 void index_arrived(struct space *space, uint32_t id); /* its data has come: clears its semaphore */
 bool index_holds(const struct space *space, uint32_t id);     /* is the block found by its key? */
 bool index_holds_run(const struct space *space, uint32_t id); /* is the run that ends with it? */

@@ -524,6 +524,15 @@ void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields
         prove(space, id, fields);
 }
 
+void index_promise(struct space *space, uint32_t id, const struct kvd_promise *promises) {
+        struct kvd_promise *at = kvd_index_promises(space->ix, id);
+
+        for (uint32_t i = 0; i + 1 < space->ix->n_shards; i++) {
+                shm_set64(&at[i].value, promises[i].value);
+                shm_set32(&at[i].semaphore, promises[i].semaphore);
+        }
+}
+
 /*
  * Makes a sealed block findable, and the run that it completes, if any. root is the key of its
  * chain's root.

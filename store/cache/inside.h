@@ -208,7 +208,14 @@ void adopt_leave(struct space *space);
 int semaphores_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
                        const char **why);
 /* the same for one block, right before it becomes SEALED: it waits for its data */
-void semaphores_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
+void semaphores_promised(struct space *space, uint32_t id, const struct kvd_desc *fields);
+/*
+ * The same for a request with promises: the first that is not kept yet is set in fields, the others in
+ * rest.
+ */
+int semaphores_promise_all(struct attachment *a, const struct seal_request *q,
+                           struct kvd_desc *fields, struct kvd_promise rest[static KVD_SHARDS - 1],
+                           const char **why);
 /* takes the page of a previous daemon from *fd, if it succeeds */
 int semaphores_inherit(struct space *space, uint32_t life, int *fd);
 /* did the semaphore of that life reach the value? */

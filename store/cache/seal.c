@@ -18,6 +18,7 @@ struct growth {
         struct kvd_key root;    /* of the chain; only set while its first run is incomplete */
         uint32_t parent;        /* block before, or NONE */
         struct kvd_desc fields; /* of the next block: key is that of the block before it */
+        struct kvd_promise promises[KVD_SHARDS - 1]; /* of all blocks */
 };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -196,8 +197,9 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         block_fill_end(space, id);
         space->blocks[id].parent = g->parent; /* publish_run follows it */
         index_write(space, id, &g->fields, tokens);
+        index_promise(space, id, g->promises);
         if (g->fields.semaphore)
-                semaphores_promised(a, id, &g->fields);
+                semaphores_promised(space, id, &g->fields);
         block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
         index_enter(space, id, g->root);
         block_link(space, id, g->parent);
@@ -245,10 +247,21 @@ static void seal_all(struct attachment *a, struct growth *growth, const struct s
                 seal_window(a, growth, q, first, ret);
 }
 
+/* Which streams are still writing the blocks. */
+static int promise(struct attachment *a, const struct seal_request *q, struct growth *g) {
+        const char *why = NULL;
+        int r = 0;
+
+        if (q->n_promises)
+                r = semaphores_promise_all(a, q, &g->fields, g->promises, &why);
+        else if (q->semaphore)
+                r = semaphores_promise(a, q, &g->fields, &why);
+        return r < 0 ? refuse(a, r, why) : 0;
+}
+
 int blocks_seal(struct attachment *a, const struct seal_request *q, const struct key_ahead *ahead,
                 kvd_ref *ret) {
         struct growth growth;
-        const char *why = NULL;
         int r = check_counts(a, q);
 
         if (r == 0)
@@ -257,8 +270,8 @@ int blocks_seal(struct attachment *a, const struct seal_request *q, const struct
                 r = find_parent(a, q, &growth);
         if (r == 0)
                 r = check_prefix_end(a, q, growth.fields.depth);
-        if (r == 0 && q->semaphore && semaphores_promise(a, q, &growth.fields, &why) < 0)
-                r = refuse(a, -EINVAL, why);
+        if (r == 0)
+                r = promise(a, q, &growth);
         if (r < 0)
                 return r;
         space_tick(a->space);

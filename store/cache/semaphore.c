@@ -39,6 +39,14 @@
  * The driver does not document whether a plain store wakes a waiting stream. So a worker also
  * writes the same value by a stream (store_next_wake), and the row is not reused before that.
  *
+ * With shards on several GPUs, a block names a promise of each stream that writes one. It is in the
+ * list of the first that was not kept at the seal; it arrives when all are kept (O2). R2 to R5 apply
+ * to each of them. When one of the streams is over, O4 to O6 apply to all blocks that name it (in
+ * other lists: poison_others), and come before its O7. The other streams go on, so a block may be
+ * poisoned although its descriptor's own semaphore reaches the value later: R5 reads the flag. What
+ * is over stays over: no block that names it is sealed after O3 (ended). tests/client/spin/shards.pml
+ * models this.
+ *
  * Clients of a previous daemon write and wait in that daemon's page, which is kept until the last
  * of them is gone, and which has no new clients. Blocks whose data had not arrived when they were
  * taken over are not in the new index (cache/before.c). When such a client ends, the old index
@@ -73,7 +81,10 @@ struct promises {
         bool asked;                   /* a worker was asked to write them */
         uint64_t highest[SEMAPHORES]; /* highest value promised */
         struct block_list blocks[SEMAPHORES];
-        uint32_t n; /* number of blocks in all lists */
+        uint32_t n;   /* number of blocks in all lists */
+        bool ordered; /* blocks in lists of other attachments may wait for these semaphores, too */
+        bool ended;   /* its streams are over: no further block may wait for them */
+        uint32_t looked; /* while over: blocks below this id were checked, see poison_others */
 };
 
 static struct semaphores *semaphores_of(const struct space *space) {
@@ -294,17 +305,88 @@ int semaphores_promise(struct attachment *a, const struct seal_request *q, struc
         return 0;
 }
 
-void semaphores_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
-        push(a, (fields->semaphore - 1) % SEMAPHORES, id);
-        space_count(a->space, KVD_SPACE_ORDERED, 1);
+/* The attachment whose stream writes the semaphore now; NULL: none. */
+static struct attachment *writer_of(const struct space *space, uint32_t semaphore) {
+        uint32_t seat = (semaphore - 1) / SEMAPHORES;
+        struct attachment *a = semaphore && seat < space->n_attachments ? space->attachments[seat] :
+                                                                          NULL;
+
+        return a && a->promises && !a->promises->ended && !is_of_before(a) ? a : NULL;
+}
+
+#define AHEAD_MOST (UINT64_C(1) << 32) /* promises that a stream may not have kept yet */
+
+/* Raises what is written for a stream that ends. -EINVAL: the stream cannot have promised it. */
+static int note_promise(struct space *space, const struct kvd_promise *promise, bool *kept) {
+        uint32_t at = (promise->semaphore - 1) % SEMAPHORES;
+        struct attachment *writer = writer_of(space, promise->semaphore);
+        uint64_t has = writer ? shm_load(semaphore_word(writer, at)) : 0;
+
+        if (!writer || !promise->value || promise->value > SEMAPHORE_VALUE_MAX ||
+            (promise->value > has && promise->value - has > AHEAD_MOST))
+                return -EINVAL;
+        writer->promises->highest[at] = MAX(writer->promises->highest[at], promise->value);
+        writer->promises->ordered = true;
+        *kept = has >= promise->value;
+        return 0;
+}
+
+int semaphores_promise_all(struct attachment *a, const struct seal_request *q,
+                           struct kvd_desc *fields, struct kvd_promise rest[static KVD_SHARDS - 1],
+                           const char **why) {
+        struct space *space = a->space;
+        uint32_t n = 0;
+        bool kept;
+
+        *why = !a->promises                        ? "only spaces on a GPU have semaphores" :
+               q->semaphore                        ? "it has semaphore and promises" :
+               q->n_promises > space->ix->n_shards ? "there are more promises than shards" :
+                                                     NULL;
+        for (uint32_t i = 0; !*why && i < q->n_promises; i++) {
+                if (note_promise(space, &q->promises[i], &kept) < 0)
+                        *why = "no client of the space has promised that, or it has ended";
+                else if (!kept && !fields->semaphore) {
+                        fields->semaphore = q->promises[i].semaphore;
+                        fields->semaphore_value = q->promises[i].value;
+                } else if (!kept) {
+                        rest[n++] = (struct kvd_promise){q->promises[i].value,
+                                                         q->promises[i].semaphore, 0};
+                }
+        }
+        return *why ? -EINVAL : 0;
+}
+
+void semaphores_promised(struct space *space, uint32_t id, const struct kvd_desc *fields) {
+        push(writer_of(space, fields->semaphore), (fields->semaphore - 1) % SEMAPHORES, id);
+        space_count(space, KVD_SPACE_ORDERED, 1);
 }
 
 /* ---- the data is there (O2) ------------------------------------------------------------------ */
 
-static bool reached(const struct attachment *a, uint32_t at) {
-        uint32_t id = a->promises->blocks[at].first;
+static uint64_t word_of(const struct space *space, uint32_t semaphore) {
+        const shm_u64 *words = semaphores_of(space)->page.at;
 
-        return shm_load(semaphore_word(a, at)) >= block_desc(a->space, id)->semaphore_value;
+        return shm_load(&words[semaphore - 1]);
+}
+
+static bool is_kept(const struct space *space, const struct kvd_promise *promise) {
+        return !promise->semaphore || word_of(space, promise->semaphore) >= promise->value;
+}
+
+/* By all streams that write it. */
+static bool is_written(const struct space *space, uint32_t id) {
+        const struct kvd_desc *desc = block_desc(space, id);
+        const struct kvd_promise *promises = kvd_index_promises(space->ix, id),
+                                 first = {desc->semaphore_value, desc->semaphore, 0};
+        bool kept = is_kept(space, &first);
+
+        for (uint32_t i = 0; kept && i + 1 < space->ix->n_shards; i++)
+                kept = is_kept(space, &promises[i]);
+        return kept;
+}
+
+static bool reached(const struct attachment *a, uint32_t at) {
+        return is_written(a->space, a->promises->blocks[at].first);
 }
 
 static void arrived(struct attachment *a, uint32_t at) {
@@ -378,6 +460,42 @@ static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
                 pop(a, at);
 }
 
+#define SCANS 16u /* blocks looked at by poison_others, for one that is poisoned */
+
+/* Does the block wait for this attachment's semaphores, in another attachment's list? */
+static bool is_lost(const struct attachment *a, uint32_t id) {
+        const struct space *space = a->space;
+        const struct kvd_promise *promises = kvd_index_promises(space->ix, id);
+        const struct block *b = block_of(space, id);
+        bool lost = false;
+
+        for (uint32_t i = 0; b->pending && !b->poisoned && i + 1 < space->ix->n_shards; i++)
+                lost |= promises[i].semaphore &&
+                        (promises[i].semaphore - 1) / SEMAPHORES == a->seat &&
+                        !is_kept(space, &promises[i]);
+        return lost;
+}
+
+/*
+ * Poisons the blocks of which this attachment's streams have not written their shards, and which
+ * wait for other streams first. False: there are more. Those streams go on, and the blocks stay in
+ * their lists until then.
+ */
+static bool poison_others(struct attachment *a, uint32_t *budget) {
+        struct promises *p = a->promises;
+        uint32_t ids = p->ordered && a->space->ix->n_shards > 1 ? space_ids(a->space) : 0;
+
+        while (*budget && p->looked < ids) {
+                for (uint32_t n = SCANS; n && p->looked < ids && !is_lost(a, p->looked); n--)
+                        p->looked++;
+                --*budget;
+                if (p->looked < ids && is_lost(a, p->looked) &&
+                    !block_poison(a->space, p->looked, budget))
+                        return false;
+        }
+        return p->looked >= ids;
+}
+
 #define RESOLVES 2048u /* blocks of one call */
 
 /* Does a piece of the work after an attachment's end. True: there is more. */
@@ -389,12 +507,13 @@ static bool resolve(struct attachment *a) {
                 return false;
         while (poison_goes_on(a->space, &budget) && p->busy && budget)
                 resolve_one(a, (uint32_t)__builtin_ctzll(p->busy), &budget);
-        if (p->busy || !budget)
+        if (p->busy || !budget || !poison_others(a, &budget))
                 return true;
         for (uint32_t at = 0; p->page && at < SEMAPHORES; at++)
                 release(a, at);
         poisoned_sweep(a->space);
         p->over = false;
+        p->looked = 0;
         return false;
 }
 
@@ -404,7 +523,15 @@ static bool resolve(struct attachment *a) {
  */
 static void leave(struct attachment *a) {
         if (a->promises && !space_is_left(a->space))
-                a->promises->over = true;
+                a->promises->over = a->promises->ended = true;
+}
+
+void attachment_streams_end(struct attachment *a) {
+        if (!a->promises)
+                return;
+        leave(a);
+        a->stopping = true;
+        space_is_busy(a->space);
 }
 
 /* ---- waking streams -------------------------------------------------------------------------- */

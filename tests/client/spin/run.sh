@@ -33,6 +33,8 @@ holds fill
 lives fill
 holds semaphore
 lives semaphore
+holds shards
+lives shards
 holds outlive
 lives outlive
 holds post
@@ -79,6 +81,13 @@ wrong semaphore EVICT_PENDING
 wrong semaphore UNPIN_EARLY
 hangs semaphore NO_RELEASE
 hangs semaphore ROW_EARLY
+wrong shards  WAIT_FOR_ONE
+wrong shards  ARRIVE_EARLY
+wrong shards  NO_POISON
+wrong shards  RELEASE_FIRST
+wrong shards  NO_CHECK
+hangs shards  NO_RELEASE
+hangs shards  SEAL_ENDED
 wrong lease   NO_WAIT
 hangs lease   LEASE_OUTLIVES_HOLDER
 hangs lease   NO_DEADLINE

@@ -199,6 +199,31 @@ START_TEST(every_changed_header_field_is_refused) {
 }
 END_TEST
 
+START_TEST(shards_must_add_up) {
+        static const struct {
+                uint32_t n_shards, parts; /* shard_bytes: the block's, divided by that */
+                bool good;
+        } cases[] = {{1, 1, true},
+                     {2, 2, true},
+                     {KVD_SHARDS, KVD_SHARDS, true},
+                     {0, 1, false},
+                     {2, 1, false},
+                     {1, 2, false},
+                     {2 * KVD_SHARDS, 2 * KVD_SHARDS, false}};
+
+        for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+                struct kvd_index ix = make_index(KVD_keys_serve);
+
+                ix.n_shards = cases[i].n_shards;
+                ix.shard_bytes = ix.block_bytes / cases[i].parts;
+                kvd_index_lay_out(&ix);
+                ck_assert_int_eq(kvd_index_validate(&ix, ix.size), cases[i].good ? 0 : -EPROTO);
+                ix.promise_off ^= 4096;
+                ck_assert_int_eq(kvd_index_validate(&ix, ix.size), -EPROTO);
+        }
+}
+END_TEST
+
 START_TEST(impossible_geometries_are_refused) {
         struct kvd_shape good = {.layers = 4,
                                  .kv_heads = 2,
@@ -298,5 +323,6 @@ SUITE("base",
       WHEN(KVD_HASH_BITS == 128,
            TESTS(paper_keys_are_xxh64_of_the_ids, paper_keys_match_known_vectors,
                  keys_depend_on_all_that_they_should)),
-      TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
-            blocks_have_room_for_scales, a_place_has_a_row, a_table_has_so_many_slots_at_most))
+      TESTS(every_changed_header_field_is_refused, shards_must_add_up,
+            impossible_geometries_are_refused, blocks_have_room_for_scales, a_place_has_a_row,
+            a_table_has_so_many_slots_at_most))
