@@ -29,6 +29,7 @@ from vllm_engine import connector
 
 import kvd
 from kvd.engines import _vllm_space as space
+from kvd.engines._vllm_connector import KvdConnector, KVConnectorRole
 from kvd.engines._vllm_copier import Copier, Job
 from kvd.engines._vllm_layout import register
 
@@ -134,6 +135,35 @@ def check_methods() -> None:
         refused("methods with GPUs", config, plain)
 
 
+def check_shards() -> None:
+    """Tensor parallelism on GPUs: the pool must be divided as the model is, and each worker must run where its shard is."""
+    pool = SimpleNamespace(shards=2, shard=1, device=(2, 1), block_bytes=4096)
+    config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
+    with changed(space, "current_platform", GPU), changed(config.parallel_config, "tensor_parallel_size", 2):
+        space.refuse_in_place(config, plain)
+    assert space.check_shards(pool, 2) is pool
+    said(lambda: space.check_shards(pool, 4), "the daemon's pool is on 2 GPUs, and tensor_parallel_size is 4")
+    with changed(torch.cuda, "current_device", lambda: 1):
+        space.check_device(pool)
+    with changed(torch.cuda, "current_device", lambda: 3):
+        said(lambda: space.check_device(pool), "runs on cuda:3, and shard 1 of the daemon's pool is on cuda:1")
+    for stride, offset in (2048, 0), (4096, 1024):          # shards of GPUs, and shares of a block in host memory
+        worker, caches = object.__new__(KvdConnector), caches_of(FullAttentionSpec(**PLAIN))
+        (tensor,) = caches.kv_cache_tensors
+        tensor.block_stride, worker.space, worker.blocks, worker._role = 1024, pool, 7, KVConnectorRole.SCHEDULER
+        worker._place(caches, [], 2, 1, stride)
+        assert (tensor.offset, tensor.block_stride, tensor.size) == (offset, stride, 7 * stride)
+
+
+def said(call, words: str) -> None:
+    try:
+        call()
+    except RuntimeError as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"not said: {words}")
+
+
 def check_gpus() -> None:
     """What is refused on GPUs only; a stand-in says that there are some."""
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
@@ -143,7 +173,6 @@ def check_gpus() -> None:
         with changed(config.parallel_config, "distributed_executor_backend", "uni"):    # zeroes, as in the loop below
             space.refuse_in_place(config, caches_of(STATE, MLAAttentionSpec(**LATENT)))
         for words, part, name, value in [
-                ("tensor parallelism in place", "parallel_config", "tensor_parallel_size", 2),
                 ("pipeline parallelism in place", "parallel_config", "pipeline_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_index", 1)]:
@@ -335,6 +364,6 @@ def check_layout() -> None:
 
 
 if __name__ == "__main__":
-    for check in (check_version, check_configurations, check_methods, check_gpus, check_caches, check_spaces, check_spaces_of_drafts,
+    for check in (check_version, check_configurations, check_methods, check_gpus, check_shards, check_caches, check_spaces, check_spaces_of_drafts,
                   check_quantised, check_formats, check_pages_by_copy, check_scales_of_fp8, check_layout):
         check()

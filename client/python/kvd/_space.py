@@ -61,6 +61,9 @@ class Space:
         """DLPack device of its blocks: (1, 0) is host memory, (2, n) is GPU n of this process."""
         self.stream_order = bool(place.stream_order)
         """Whether GPU streams order seals and reads; if False, those calls wait instead."""
+        self.shard, self.shards = int(place.shard), int(place.shards)
+        """Number of the GPU that this process uses among those of the pool, and their number; 0 in host memory. Each has
+        block_bytes / shards bytes of every block, which Memory.block_bytes is."""
         self._handle: Handle | None = handle
 
     # ---- finding -----------------------------------------------------------------------------------------------------

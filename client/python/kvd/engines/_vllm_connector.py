@@ -25,7 +25,7 @@ from ._vllm_ledger import Ledger, Numbers
 from ._vllm_methods import Methods
 from ._vllm_pool import Manager
 from ._vllm_rows import Done, Rows, Told
-from ._vllm_space import (block_tokens, blocks_needed, compare_next_token, layer_specs, open_space, refuse_in_place,
+from ._vllm_space import (block_tokens, blocks_needed, check_device, compare_next_token, layer_specs, open_space, refuse_in_place,
                           require_vllm, stages)
 from ._vllm_warmup import guard
 
@@ -98,8 +98,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         space, self.rows = (None, None) if is_worker else _spaces.pop(engine, (None, None))
         if self.rows:
             self.rows.let_go()      # the scheduler's own blocks hold the pool
-        self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares)
+        share = get_tensor_model_parallel_rank() if is_worker else 0
+        self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares, share=share)
         if is_worker:
+            check_device(self.space)
             self.rows = Rows(self.space)
             if asks_for_methods(vllm_config):
                 self.rows.hold()
@@ -121,7 +123,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"     # what a worker cannot attend to
         self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)
-        self._place(kv_cache_config, stages(vllm_config), shares)
+        self._place(kv_cache_config, stages(vllm_config), shares, share, memory.block_bytes)
 
     def _make_room(self, config: VllmConfig, caches: KVCacheConfig) -> None:
         """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM."""
@@ -138,16 +140,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                            " more. A process may fill only half of a pool at a time (client_quota in kvd.conf(5)): set"
                            " --max-num-batched-tokens to %d or less", step, most, most)
 
-    def _place(self, caches: KVCacheConfig, layers: list[int], shares: int) -> None:
+    def _place(self, caches: KVCacheConfig, layers: list[int], shares: int, share: int, stride: int) -> None:
         """Set where this worker's layers are in a block: the stages of a pipeline one after the other, and in each stage
-        the shares of its workers."""
-        is_worker = self.role == KVConnectorRole.WORKER
-        stage, share = (get_pp_group().rank_in_group, get_tensor_model_parallel_rank()) if is_worker else (0, 0)
+        the shares of its workers; on GPUs, each has only its own, and blocks are `stride` bytes apart."""
+        stage = get_pp_group().rank_in_group if self.role == KVConnectorRole.WORKER else 0
+        share = share if stride == self.space.block_bytes else 0
         for tensor in caches.kv_cache_tensors:
             if layers and tensor.block_stride != layers[stage] * tensor.layer_stride:
                 raise RuntimeError(f"vLLM has {len(tensor.layers)} layers in stage {stage}, and not {layers[stage]}")
             tensor.offset += sum(layers[:stage]) * tensor.layer_stride * shares + share * tensor.block_stride
-            tensor.block_stride = self.space.block_bytes
+            tensor.block_stride = stride
             tensor.size = self.blocks * tensor.block_stride
 
     def _longest(self, config: VllmConfig, caches: KVCacheConfig) -> int:
@@ -163,7 +165,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Have block 0 mapped before vLLM's first step: the steps that it invents at its start read it. A handle of its
         own, which is closed, keeps no blocks for this worker, which allocates no others."""
         if not self.space.memory().mapped:
-            with self.space.daemon.space(self.space.name, self.space.geometry) as brief:
+            shard = self.space.shard if self.space.shards > 1 else None
+            with self.space.daemon.space(self.space.name, self.space.geometry, shard=shard) as brief:
                 brief.free(brief.alloc(1))
 
     @classmethod

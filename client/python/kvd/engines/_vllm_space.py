@@ -94,8 +94,6 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     refuse([
         (not on_gpus and any(isinstance(spec, MLAAttentionSpec) for _, spec in layer_specs(caches)),
          "MLA in place on CPUs, whose kernels need a layer's blocks side by side: use kvd.engines.vllm_copy"),
-        (on_gpus and parallel.tensor_parallel_size > 1,
-         "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
         (on_gpus and parallel.pipeline_parallel_size > 1, "pipeline parallelism in place on GPUs: use kvd.engines.vllm_copy"),
         (len(caches.kv_cache_groups) > 1 and parallel.pipeline_parallel_size > 1,
          "pipeline parallelism of layers of several kinds"),     # the scheduler does not know what other stages have
@@ -287,10 +285,10 @@ def _planes(layers: int, spec: FullAttentionSpec, dtype: Any, number: tuple[int,
 
 
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1), stage: int = 0,
-               shares: int = 1) -> kvd.Space:
+               shares: int = 1, share: int = 0) -> kvd.Space:
     """Open the space of this model, named after the model and its fingerprint, so that other models, versions and
     kernels have spaces of their own. With parallelism, either part is a worker's part of the model, and stage its stage of
-    a pipeline, or blocks contain all stages and the shares of `shares` workers. fixed is set if possible, so that vLLM's views of the pool survive a restart
+    a pipeline, or blocks contain all stages and the shares of `shares` workers, which on GPUs are the pool's shards. fixed is set if possible, so that vLLM's views of the pool survive a restart
     of the daemon."""
     extra = config.kv_transfer_config.get_from_extra_config
     number = fingerprint(config, caches, kind, (*part, shares))
@@ -310,4 +308,21 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     except kvd.Error as error:
         if error.errno != errno.ENOTSUP:
             raise
-        return daemon.space(name, geometry)     # on a GPU, the next daemon's pool has other addresses
+    # On GPUs, the next daemon's pool has other addresses.
+    return check_shards(daemon.space(name, geometry, shard=share if shares > 1 else None), shares)
+
+
+def check_shards(space: kvd.Space, shares: int) -> kvd.Space:
+    """Refuse a pool that is divided among another number of GPUs than a model is, or that a worker sees in another order."""
+    if space.shards != shares:
+        raise RuntimeError(f"the daemon's pool is on {space.shards} GPU{'s' * (space.shards > 1)}, and tensor_parallel_size is"
+                           f" {shares}: name as many with device in kvd.conf(5), such as device = 0,1")
+    return space
+
+
+def check_device(space: kvd.Space) -> None:
+    """Refuse a worker that runs on another GPU than its shard is on."""
+    if space.shards > 1 and space.device[1] != torch.cuda.current_device():
+        raise RuntimeError(f"worker {space.shard} of tensor parallelism runs on cuda:{torch.cuda.current_device()}, and shard"
+                           f" {space.shard} of the daemon's pool is on cuda:{space.device[1]}: name the GPUs in the same order"
+                           " with device in kvd.conf(5) and CUDA_VISIBLE_DEVICES")

