@@ -55,7 +55,7 @@ struct segment_source {
 };
 
 /*
- * How a pool is mapped: memory_host.c, memory_device.c. Failures set the error message. map is
+ * How a pool is mapped: memory_host.c, memory_device.c, memory_none.c. Failures set the error message. map is
  * called under kvd.lock and releases it while a GPU's driver is at work: its caller must copy
  * replies before the call, and afterwards read again what the lock protects. The view stays mapped.
  * reserve is called under kvd.lock in host memory, and without it on a GPU.
@@ -67,7 +67,9 @@ struct mapping_kind {
                    bool writable);
         void (*release)(struct view *view); /* unmaps everything, also after a failure */
 };
-extern const struct mapping_kind mapping_host, mapping_device;
+extern const struct mapping_kind mapping_host, mapping_device, mapping_none;
+/* memory_none.c: counts all segments from first on as mapped; returns their number */
+uint32_t mapping_none_note(struct view *view, uint32_t first);
 void mapping_host_end(struct kvd_space *space); /* unmaps the addresses of a fixed space */
 
 struct device;
@@ -176,6 +178,10 @@ static inline void count(struct kvd_space *space, enum counter which, uint64_t n
 
 static inline bool is_fixed(const struct kvd_space *space) {
         return space->options.flags & KVD_SPACE_FIXED;
+}
+
+static inline bool is_index_only(const struct kvd_space *space) {
+        return space->options.flags & KVD_SPACE_INDEX_ONLY;
 }
 
 static inline bool forked(const struct kvd *handle) {

@@ -137,8 +137,13 @@ struct kvd_geometry {
  * process does not hold may raise SIGSEGV. -ENOSPC: the new pool is larger than the reserved range.
  * Tensors of kvd_dlpack_layer and kvd_dlpack_memory keep no mapping alive, and are valid until the
  * space is closed.
+ *
+ * KVD_SPACE_INDEX_ONLY: maps no memory of the pool, and uses no GPU, for a process that finds,
+ * allocates and publishes opaque blocks which other processes write and read (a scheduler). The
+ * addresses of blocks must not be used. It passes no shard. Calls that use memory or streams return
+ * -ENOTSUP.
  */
-enum kvd_space_flags { KVD_SPACE_FIXED = 1 };
+enum kvd_space_flags { KVD_SPACE_FIXED = 1, KVD_SPACE_INDEX_ONLY = 2 };
 
 struct kvd_space_options {
         uint32_t kind;   /* enum kvd_kind; 0 means KVD_CAUSAL */

@@ -54,12 +54,16 @@ extern "C" {
 
 /* ---- where a space is ------------------------------------------------------------------------ */
 
-enum kvd_memory { KVD_MEMORY_HOST = 0, KVD_MEMORY_CUDA = 1 };
+enum kvd_memory {
+        KVD_MEMORY_HOST = 0,
+        KVD_MEMORY_CUDA = 1,
+        KVD_MEMORY_NONE = 2, /* KVD_SPACE_INDEX_ONLY */
+};
 
 struct kvd_place {
         uint32_t memory;       /* enum kvd_memory */
-        int32_t device;        /* device ordinal in this process; -1 in host memory */
-        uint8_t uuid[16];      /* UUID of the GPU; zeros in host memory */
+        int32_t device;        /* device ordinal in this process; -1: no GPU */
+        uint8_t uuid[16];      /* UUID of the GPU; zeros: none */
         uint32_t legacy;       /* 1: legacy CUDA IPC instead of VMM: nothing is mapped read-only */
         uint32_t stream_order; /* 1: streams order seals and reads; 0: the calls wait instead */
         uint32_t shard;        /* number of the GPU among those of the pool, from 0 on */

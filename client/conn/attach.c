@@ -80,7 +80,7 @@ static int reserve(struct view *view, int semaphores, uint32_t row) {
         struct kvd *handle = view->space->handle;
         int r;
 
-        if (view->ix->backend == KVD_BACKEND_HOST)
+        if (view->mapping != &mapping_device)
                 return view->mapping->reserve(view);
         handle_unlock(handle);
         r = view->mapping->reserve(view);
@@ -106,7 +106,9 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply,
                                 "a space comes with two descriptors, and one on a GPU with three");
         if (r < 0)
                 return r;
-        view->mapping = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
+        view->mapping = is_index_only(view->space)            ? &mapping_none :
+                        view->ix->backend == KVD_BACKEND_HOST ? &mapping_host :
+                                                                &mapping_device;
         return reserve(view, fds->fd[2], reply->semaphore_row);
 }
 

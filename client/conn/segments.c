@@ -77,6 +77,10 @@ static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
 
         if (r < 0)
                 return r;
+        if (view->mapping == &mapping_none) {
+                *n = mapping_none_note(view, first);
+                return 0;
+        }
         for (uint32_t i = 0; i < ARRAY_SIZE(memory) && first + i < view->ix->max_segments; i++)
                 memory[i] = atomic_load(&kvd_index_memory(view->ix)[first + i]);
         r = handle_call(view->space->handle, KVD_MSG_segments, &request, &reply, &fds);

@@ -24,14 +24,15 @@ static void space_free(struct kvd_space *space) {
 
 /* Checks what the daemon never sees, or would only refuse as a value over its limit. */
 static int check_options(const struct kvd_space_options *o) {
-        const char *bad = o->kind > KVD_kind_max                ? "kind: " KVD_NUMBERED(kind) :
-                          o->keys > KVD_keys_max                ? "keys: " KVD_NUMBERED(keys) :
-                          o->policy > KVD_policy_max            ? "policy: " KVD_NUMBERED(policy) :
-                          o->flags & ~(uint32_t)KVD_SPACE_FIXED ? "flags: 1 fixed" :
-                          o->max_blocks > UINT32_MAX            ? "max_blocks: less than 2^32" :
-                          o->shard > KVD_SHARDS                 ? "shard: at most 8" :
-                          o->reserved                           ? "reserved: 0" :
-                                                                  NULL;
+        const char *bad = o->kind > KVD_kind_max     ? "kind: " KVD_NUMBERED(kind) :
+                          o->keys > KVD_keys_max     ? "keys: " KVD_NUMBERED(keys) :
+                          o->policy > KVD_policy_max ? "policy: " KVD_NUMBERED(policy) :
+                          o->flags > KVD_SPACE_INDEX_ONLY ?
+                                                       "flags: 1 fixed, 2 index only; not both" :
+                          o->max_blocks > UINT32_MAX ? "max_blocks: less than 2^32" :
+                          o->shard > KVD_SHARDS      ? "shard: at most 8" :
+                          o->reserved                ? "reserved: 0" :
+                                                       NULL;
 
         return bad ? client_fail(-EINVAL, "an option is unknown; %s", bad) : 0;
 }
@@ -68,6 +69,10 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         if (options)
                 space->options = *options;
         r = kvd_shape_normalise(&space->geometry, &why);
+        if (r == 0 && is_index_only(space) && !kvd_shape_is_opaque(&space->geometry)) {
+                why = "KVD_SPACE_INDEX_ONLY is for opaque blocks";
+                r = -EINVAL;
+        }
         if (r < 0) {
                 free(space);
                 return client_fail(r, "space '%s': %s", name, why);

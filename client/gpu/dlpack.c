@@ -175,10 +175,11 @@ static void shape_block(struct owner *o) {
 
 static int make(struct kvd_space *space, struct view *view, void *data, bool lasts,
                 struct owner **ret) {
-        struct owner *o = sys->calloc(1, sizeof *o);
+        int r = index_only_refuses(space);
+        struct owner *o = r < 0 ? NULL : sys->calloc(1, sizeof *o);
 
         if (!o)
-                return client_fail(-ENOMEM, "out of memory");
+                return r < 0 ? r : client_fail(-ENOMEM, "out of memory");
         o->space = space;
         o->view = view;
         o->lasts = lasts;

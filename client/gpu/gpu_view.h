@@ -105,6 +105,7 @@ uint32_t deferred_settle(struct view *view); /* returns how many entries still w
 bool deferred_quiet(struct view *view);
 
 /* stream.c */
+int index_only_refuses(const kvd_space *space); /* -ENOTSUP with KVD_SPACE_INDEX_ONLY, or 0 */
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                    struct kvd_layer_view *ret);
 

@@ -16,6 +16,8 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         struct view *view;
 
         *ret = (struct kvd_place){.memory = KVD_MEMORY_HOST, .device = -1};
+        if (is_index_only(space))
+                ret->memory = KVD_MEMORY_NONE;
         if (space_check(space) < 0)
                 return -ECHILD;
         view = view_get(space);
@@ -24,12 +26,27 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
                 ret->device = view->device->gpu.ordinal;
                 memcpy(ret->uuid, view->ix->devices[view->shard], sizeof ret->uuid);
                 ret->shard = view->shard;
-                ret->shards = view->ix->n_shards;
                 ret->legacy = view->ix->backend == KVD_BACKEND_LEGACY;
                 ret->stream_order = view->device->streams;
         }
+        if (view->ix->backend != KVD_BACKEND_HOST)
+                ret->shards = view->ix->n_shards;
         view_put(view);
         return 0;
+}
+
+int index_only_refuses(const struct kvd_space *space) {
+        return is_index_only(space) ?
+                       client_fail(-ENOTSUP, "this process maps only the index of space '%s'",
+                                   space->name) :
+                       0;
+}
+
+/* -ECHILD, as space_check, or -ENOTSUP. */
+static int check_memory(const struct kvd_space *space) {
+        int r = space_check(space);
+
+        return r < 0 ? r : index_only_refuses(space);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -116,10 +133,10 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
         struct need needs[NEEDS], need;
         struct view *view = pin->view;
         const struct kvd_desc *desc;
-        int n = 0;
+        int n = check_memory(space);
 
-        if (space_check(space) < 0)
-                return -ECHILD;
+        if (n < 0)
+                return n;
         if (!view || nothing_pending(view))
                 return 0;
         while (n >= 0 && (desc = next_block(view, &at))) {
@@ -167,10 +184,10 @@ int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
         const struct view *view = pin->view;
         const struct kvd_desc *desc;
         bool waits = false;
-        int r;
+        int r = check_memory(space);
 
-        if (space_check(space) < 0)
-                return -ECHILD;
+        if (r < 0)
+                return r;
         if (!view || !view->device)
                 return 0;
         while ((desc = next_block(view, &at))) {
@@ -192,6 +209,8 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
         struct promise until;
         struct view *view;
 
+        if (r == 0)
+                r = index_only_refuses(space);
         if (r < 0)
                 return r;
         view = blocks[0].view;
@@ -225,11 +244,11 @@ int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
 int kvd_write_on(struct kvd_space *space, void *stream, struct kvd_written *ret) {
         struct promise until;
         struct view *view;
-        int r;
+        int r = check_memory(space);
 
         *ret = (struct kvd_written){0};
-        if (space_check(space) < 0)
-                return -ECHILD;
+        if (r < 0)
+                return r;
         view = view_get(space);
         r = view->device ? semaphore_promise(view, stream, &until) : -ENOTSUP;
         if (r == 0)

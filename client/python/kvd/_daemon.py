@@ -41,7 +41,7 @@ class Daemon:
         self._lock = threading.Lock()       # serializes close() and space()
 
     def space(self, name: str, geometry: Geometry, *, kind: str = "causal", keys: str = "serve", policy: str = "lru",
-              max_blocks: int = 0, fixed: bool = False, shard: int | None = None) -> Space:
+              max_blocks: int = 0, fixed: bool = False, shard: int | None = None, index_only: bool = False) -> Space:
         """Attach to a space of the caller's domain, and create it if it does not exist.
 
         kind is "causal" (lookups find the longest stored prefix) or "bidirectional" (whole prefixes only). keys is
@@ -50,12 +50,13 @@ class Daemon:
         change, even when the daemon is replaced; until every pin and block of the old daemon has been released, alloc()
         and seal() then raise kvd.Stale and lookups find nothing. shard: of a pool on several GPUs, the number of the one
         that this process uses, from 0 on, in the order of the daemon's setting device; each has an equal part of every
-        block.
+        block. index_only: map no memory and use no GPU, for a scheduler that finds, allocates and seals opaque blocks which
+        other processes write and read; what uses memory raises kvd.NotSupported.
 
         Raises kvd.Mismatch if the space exists with other properties (the message names the first), and kvd.Invalid if
         the properties are invalid. """
         options = OptionsStruct(kind=choice("kind", kind), keys=choice("keys", keys), policy=choice("policy", policy),
-                                flags=int(fixed), max_blocks=number("max_blocks", max_blocks),
+                                flags=fixed + 2 * index_only, max_blocks=number("max_blocks", max_blocks),
                                 shard=0 if shard is None else number("shard", shard) + 1)
         daemon = self._open()
         pointer = c_void_p()

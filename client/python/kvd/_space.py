@@ -57,7 +57,7 @@ class Space:
         """Size of a block in bytes."""
         place = PlaceStruct()
         check(lib.kvd_space_place(handle, byref(place)))
-        self.device = (CUDA, int(place.device)) if place.memory else (CPU, 0)
+        self.device = (CUDA, int(place.device)) if place.memory == 1 else (CPU, 0)
         """DLPack device of its blocks: (1, 0) is host memory, (2, n) is GPU n of this process."""
         self.stream_order = bool(place.stream_order)
         """Whether GPU streams order seals and reads; if False, those calls wait instead."""

@@ -26,7 +26,7 @@
 static struct instance d;
 static uint32_t n_gpus;
 
-/* What the ranks of an engine tell each other. */
+/* What the processes of an engine tell each other. */
 static struct shared {
         uint32_t ids[BLOCKS];
         struct kvd_written written[MOST];
@@ -34,22 +34,30 @@ static struct shared {
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
-static uint32_t rank;     /* of the process that is started next */
-static bool seals = true; /* rank 0 publishes */
+static uint32_t rank;                       /* of the process that is started next */
+static bool allocates = true, seals = true; /* rank 0 does that */
 
-static void attach(struct side *s, const struct role *role, const char *team) {
+static void open_shard(struct side *s, const struct role *role, const char *team,
+                       const struct kvd_space_options *options) {
         const struct kvd_geometry divided = {.block_tokens = BT,
                                              .block_bytes = n_gpus * BLOCK_BYTES,
                                              .layout = "test",
                                              .vocab = 1u << 24};
+
+        *s = (struct side){0};
+        must(kvd_open(role->socket, &s->kvd));
+        must(kvd_join(s->kvd, (const uint8_t *)team));
+        must(kvd_space_open(s->kvd, "s", &divided, options, &s->space));
+        must(kvd_space_place(s->space, &s->place));
+}
+
+static void attach(struct side *s, const struct role *role, const char *team) {
         const struct kvd_space_options options = {.shard = rank + 1};
         const char *why = "";
-        struct side plain = {.cuda = kvd_cuda_load(&why)};
+        struct side plain;
 
-        must(kvd_open(role->socket, &plain.kvd));
-        must(kvd_join(plain.kvd, (const uint8_t *)team));
-        must(kvd_space_open(plain.kvd, "s", &divided, &options, &plain.space));
-        must(kvd_space_place(plain.space, &plain.place));
+        open_shard(&plain, role, team, &options);
+        plain.cuda = kvd_cuda_load(&why);
         if (plain.place.shard != rank || plain.place.shards != n_gpus ||
             plain.place.device != (int32_t)(n_gpus - 1 - rank))
                 die("rank %u has shard %u of %u, on GPU %d", rank, plain.place.shard,
@@ -78,6 +86,12 @@ static void fill(struct side *s) {
         }
 }
 
+static void allocate(struct side *s, struct kvd_block *blocks) {
+        alloc(s, BLOCKS, blocks);
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                shared->ids[i] = blocks[i].id;
+}
+
 static void seal(struct side *s, struct kvd_block *blocks, struct kvd_pin *pin) {
         uint32_t tokens[BLOCKS * BT], ids[BLOCKS];
 
@@ -96,10 +110,8 @@ static void writer(struct role *role) {
         struct side s;
 
         attach(&s, role, "the writers' team");
-        if (rank == 0)
-                alloc(&s, BLOCKS, blocks);
-        for (uint32_t i = 0; rank == 0 && i < BLOCKS; i++)
-                shared->ids[i] = blocks[i].id;
+        if (rank == 0 && allocates)
+                allocate(&s, blocks);
         say(role, 'a');
         hear(role, 'f');
         fill(&s);
@@ -110,6 +122,29 @@ static void writer(struct role *role) {
                 seal(&s, blocks, &pin);
                 say(role, 's');
         }
+        hear(role, 'e');
+        kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+/* A process that sees no GPU does what else rank 0 does. */
+static void scheduler(struct role *role) {
+        const struct kvd_space_options options = {.flags = KVD_SPACE_INDEX_ONLY};
+        struct kvd_block blocks[BLOCKS];
+        struct kvd_pin pin = {0};
+        struct side s;
+
+        open_shard(&s, role, "the writers' team", &options);
+        if (s.place.memory != KVD_MEMORY_NONE || s.place.shards != n_gpus)
+                die("a scheduler has memory %u of %u GPUs", s.place.memory, s.place.shards);
+        allocate(&s, blocks);
+        say(role, 'a');
+        hear(role, 's');
+        if (n_gpus == 1 &&
+            kvd_seal_on(s.space, &pin, BLOCKS, blocks, NULL, BLOCKS * BT, NULL) != -ENOTSUP)
+                die("a stream publishes without a GPU");
+        seal(&s, blocks, &pin);
+        say(role, 's');
         hear(role, 'e');
         kvd_unpin(s.space, &pin);
         side_close(&s);
@@ -233,6 +268,29 @@ static void start_on_gpus(void) {
         snprintf(devices, sizeof devices, "%u", n_gpus);
         setenv("FAKECUDA_DEVICES", devices, 1);
         start_daemon(&d, (const char *const[]){device_setting(), NULL});
+}
+
+static void a_scheduler_sees_no_gpu(void) {
+        const char *const blind[] = {"FAKECUDA_DEVICES=0", NULL};
+        struct engine hands;
+        struct peer head;
+
+        start_on_gpus();
+        allocates = seals = false;
+        hands = start(writer, 0, "FAKECUDA_SLOW=set:100");
+        expect_all(&hands, 'a');
+        head = peer_start(scheduler, d.socket, blind);
+        expect(&head, 'a');
+        cue_all(&hands, 'f');
+        expect_all(&hands, 'w');
+        cue(&head, 's');
+        expect(&head, 's');
+        expect_right();
+        end(&hands);
+        expect_right();
+        cue(&head, 'e');
+        peer_end(&head);
+        end_daemon(&d);
 }
 
 /* Readers begin before a rank's stream has written its shard, and wait for it. */
@@ -447,6 +505,7 @@ static void the_daemon_and_a_rank_are_killed(void) {
 
 static const struct play plays[] = {
         {"late", a_rank_is_late},
+        {"scheduler", a_scheduler_sees_no_gpu},
         {"dies", a_rank_dies},
         {"dies-while-others-write", a_rank_dies_while_others_write},
         {"dies-afterwards", a_rank_dies_afterwards},

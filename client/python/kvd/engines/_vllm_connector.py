@@ -98,7 +98,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         space, self.rows = (None, None) if is_worker else _spaces.pop(engine, (None, None))
         if self.rows:
             self.rows.let_go()      # the scheduler's own blocks hold the pool
-        share = get_tensor_model_parallel_rank() if is_worker else 0
+        share = get_tensor_model_parallel_rank() if is_worker else None
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares, share=share)
         if is_worker:
             check_device(self.space)
@@ -123,7 +123,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"     # what a worker cannot attend to
         self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)
-        self._place(kv_cache_config, stages(vllm_config), shares, share, memory.block_bytes)
+        self._place(kv_cache_config, stages(vllm_config), shares, share or 0, memory.block_bytes)
 
     def _make_room(self, config: VllmConfig, caches: KVCacheConfig) -> None:
         """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM."""

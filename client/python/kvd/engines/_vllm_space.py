@@ -285,10 +285,11 @@ def _planes(layers: int, spec: FullAttentionSpec, dtype: Any, number: tuple[int,
 
 
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1), stage: int = 0,
-               shares: int = 1, share: int = 0) -> kvd.Space:
+               shares: int = 1, share: int | None = 0) -> kvd.Space:
     """Open the space of this model, named after the model and its fingerprint, so that other models, versions and
     kernels have spaces of their own. With parallelism, either part is a worker's part of the model, and stage its stage of
-    a pipeline, or blocks contain all stages and the shares of `shares` workers, which on GPUs are the pool's shards. fixed is set if possible, so that vLLM's views of the pool survive a restart
+    a pipeline, or blocks contain all stages and the shares of `shares` workers, which on GPUs are the pool's shards. share: of this worker;
+    None: a scheduler, which uses no GPU. fixed is set if possible, so that vLLM's views of the pool survive a restart
     of the daemon."""
     extra = config.kv_transfer_config.get_from_extra_config
     number = fingerprint(config, caches, kind, (*part, shares))
@@ -309,7 +310,7 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
         if error.errno != errno.ENOTSUP:
             raise
     # On GPUs, the next daemon's pool has other addresses.
-    return check_shards(daemon.space(name, geometry, shard=share if shares > 1 else None), shares)
+    return check_shards(daemon.space(name, geometry, shard=share if shares > 1 else None, index_only=share is None), shares)
 
 
 def check_shards(space: kvd.Space, shares: int) -> kvd.Space:

