@@ -263,10 +263,6 @@ static const char *device_setting(void) {
 }
 
 static void start_on_gpus(void) {
-        char devices[8];
-
-        snprintf(devices, sizeof devices, "%u", n_gpus);
-        setenv("FAKECUDA_DEVICES", devices, 1);
         start_daemon(&d, (const char *const[]){device_setting(), NULL});
 }
 
@@ -447,13 +443,42 @@ static void a_reader_is_slow(void) {
         end_daemon(&d);
 }
 
+/* Another program has 54 of the last GPU's 64 MiB. */
+static void hog(struct role *role) {
+        const char *why = "";
+        const struct kvd_cuda *cuda = kvd_cuda_load(&why);
+        cu_context context;
+        cu_address at;
+
+        if (!cuda || cuda->cuInit(0) || cuda->cuDevicePrimaryCtxRetain(&context, (int)n_gpus - 1) ||
+            cuda->cuCtxPushCurrent(context) || cuda->cuMemAlloc(&at, (size_t)54 << 20))
+                die("no memory to take: %s", why);
+        say(role, 'h');
+        hear(role, 'e');
+}
+
+/* Where one GPU has no room for a segment, no other has its shards. */
+static void a_gpu_is_full(void) {
+        struct engine writers;
+        struct peer other;
+
+        setenv("FAKECUDA_MEMORY", "64M", 1); /* of all processes together */
+        other = peer_start(hog, "", NULL);
+        expect(&other, 'h');
+        start_on_gpus();
+        writers = start_writers(0, NULL);
+        expect_right();
+        end(&writers);
+        expect_right();
+        cue(&other, 'e');
+        peer_end(&other);
+        expect_right();
+        end_daemon(&d);
+}
+
 /* ---- restarts -------------------------------------------------------------------------------- */
 
 static void start_kept(void) {
-        char devices[8];
-
-        snprintf(devices, sizeof devices, "%u", n_gpus);
-        setenv("FAKECUDA_DEVICES", devices, 1);
         instance_make_dir(&d);
         setenv("TMPDIR", d.dir, 1);
         instance_run(&d,
@@ -512,6 +537,7 @@ static const struct play plays[] = {
         {"dies-before-the-seal", a_rank_dies_before_the_seal},
         {"gpu-fails", a_gpu_fails},
         {"slow-reader", a_reader_is_slow},
+        {"gpu-full", a_gpu_is_full},
         {"daemon-killed", the_daemon_is_killed},
         {"both-killed", the_daemon_and_a_rank_are_killed},
 };
@@ -521,6 +547,7 @@ int main(int argc, char **argv) {
         n_gpus = argc > 1 ? (uint32_t)atoi(argv[1]) : 0;
         if (n_gpus == 0 || n_gpus > MOST)
                 die("the first argument is the number of GPUs, up to %u", MOST);
+        setenv("FAKECUDA_DEVICES", argv[1], 1);
         shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                       0);
         if (shared == MAP_FAILED)
