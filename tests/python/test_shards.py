@@ -37,15 +37,19 @@ def main() -> None:
                 assert pin.blocks == ids
                 assert [set(shard_of(space, block)) for block in ids] == [{10 * (i + 1)}, {10 * (i + 1) + 1}]
         with ranks[0].space("s", GEOMETRY, index_only=True) as scheduler:
-            assert (scheduler.shards, scheduler.device) == (2, (1, 0)) and scheduler.memory().block_bytes == BYTES
+            assert (scheduler.shards, scheduler.device) == (2, (2, -1)) and scheduler.memory().block_bytes == BYTES
             with kvd.Pin(scheduler) as pin, scheduler.lookup(chain(1, 2)) as found:
                 assert found.blocks == ids
-                more = pin.seal(scheduler.alloc(1), chain(2, 1))
+                more = pin.seal(scheduler.alloc(1), chain(2, 1), keep=True, written=[space.write_on() for space in spaces])
+                with raises(ValueError, "keep=True"):
+                    pin.seal(scheduler.alloc(1), chain(2, 1), written=[])
                 for call in found.wait, found.check, scheduler.memory().__dlpack__:
                     with raises(kvd.NotSupported, "maps only the index"):
                         call()
-        with first.lookup(chain(2, 1)) as pin:
-            assert pin.blocks == more
+        for space in spaces:
+            with space.lookup(chain(2, 1)) as pin:
+                assert pin.blocks == more
+                pin.wait()
         for shard, words in (None, "say which one"), (2, "the pool has 2 GPUs, and options.shard is 3"):
             with raises(kvd.Invalid, words):
                 ranks[0].space("s", GEOMETRY, shard=shard)

@@ -170,6 +170,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_flush": (c_int, (_HANDLE,)),
     "kvd_seal_keep": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS)),
     "kvd_seal_keep_on": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS, c_void_p)),
+    "kvd_write_on": (c_int, (_HANDLE, c_void_p, _ADDRESS)),
+    "kvd_seal_written": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS, _ADDRESS, c_uint32)),
     "kvd_post_key": (c_int, (_HANDLE, c_uint64, _ADDRESS, c_uint32, _BLOCKS)),
     "kvd_seal_key": (c_int, (_HANDLE, _ADDRESS, c_uint32, _BLOCKS, _PIN)),
     "kvd_settle": (c_int, (_HANDLE,)),

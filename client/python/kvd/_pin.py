@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ._space import Space
 
 
+WRITTEN = 16    # bytes of struct kvd_written
+
 _SEAL = {(False, False): lib.kvd_seal, (False, True): lib.kvd_seal_on,
          (True, False): lib.kvd_seal_keep, (True, True): lib.kvd_seal_keep_on}
 
@@ -111,14 +113,16 @@ class Pin:
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def seal(self, blocks: Sequence[Block], tokens: Tokens, stream: int | None = None, *,
-             keep: bool = False) -> list[int]:
+             keep: bool = False, written: Sequence[bytes] | None = None) -> list[int]:
         """Publish filled blocks, which contain these tokens, as the continuation of the chain. The pin then holds them.
 
         blocks and tokens may both be empty. All blocks but the last must be full; a partial last block ends its chain
         for good. Returns the ids of the blocks that now hold the content. If another process had sealed the content
         first, these are its blocks, and the caller's copies are freed. With keep=True the copies remain the caller's
         instead, unpublished (block.sealed is false), until Space.free(), for engines that cannot replace blocks in a
-        table that is in use. stream is a GPU stream that is still writing the blocks; only readers wait for it.
+        table that is in use. stream is a GPU stream that is still writing the blocks; only readers wait for it. written, with
+        keep=True: what Space.write_on() has returned for each stream that is still writing a shard of the blocks, in the
+        processes of a pool on several GPUs.
 
         Raises kvd.Stale if the blocks' daemon is gone, and kvd.Invalid for counts that do not match, a token beyond the
         vocabulary, or a chain that has ended. Pin and blocks are then unchanged. After kvd.ConnectionLost, kvd.TimedOut
@@ -136,6 +140,11 @@ class Pin:
         if stream is not None:
             arguments.append(stream_of(stream))
         function = _SEAL[keep, stream is not None]
+        if written is not None:
+            if not keep or stream is not None or any(len(it) != WRITTEN for it in written):
+                raise ValueError(f"written goes with keep=True and without a stream, and each has {WRITTEN} bytes")
+            function = lib.kvd_seal_written
+            arguments += [b"".join(written), len(written)]
         return self._took_blocks(blocks, room, function(*arguments), ids if keep else None)
 
     def post(self, blocks: Sequence[Block], tokens: Tokens) -> None:

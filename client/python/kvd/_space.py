@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import time
-from ctypes import byref, c_double, c_int, c_uint32, c_void_p
+from ctypes import byref, c_double, c_int, c_uint8, c_uint32, c_void_p
 from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence
 
 from ._block import PIECE, Block, structs_of, take
@@ -17,7 +17,7 @@ from ._geometry import Geometry, choice
 from ._handle import Handle
 from ._lease import Lease
 from ._native import (CountersStruct, MemoryStruct, PinStruct, PlaceStruct, c_string, check, closed, lib, number)
-from ._pin import Pin
+from ._pin import WRITTEN, Pin
 from ._sequence import Sequence as TokenSequence
 from ._tensor import CPU, CUDA, Memory, View, stream_of
 from ._tokens import Tokens, words
@@ -57,8 +57,9 @@ class Space:
         """Size of a block in bytes."""
         place = PlaceStruct()
         check(lib.kvd_space_place(handle, byref(place)))
-        self.device = (CUDA, int(place.device)) if place.memory == 1 else (CPU, 0)
-        """DLPack device of its blocks: (1, 0) is host memory, (2, n) is GPU n of this process."""
+        self.device = (CUDA, int(place.device)) if place.memory else (CPU, 0)
+        """DLPack device of its blocks: (1, 0) is host memory, (2, n) is GPU n of this process, (2, -1) no memory (index_only).
+        """
         self.stream_order = bool(place.stream_order)
         """Whether GPU streams order seals and reads; if False, those calls wait instead."""
         self.shard, self.shards = int(place.shard), int(place.shards)
@@ -394,6 +395,13 @@ class Space:
         room = structs_of(list(blocks))
         each = len(room) // (2 * max(1, self.geometry.layer_groups))
         check(lib.kvd_prefix_sample(self._open(), number("ratio", ratio), each, room, number("tokens", tokens)))
+
+    def write_on(self, stream: int | None = None) -> bytes:
+        """Say when a GPU stream has done all work that is in it now, in 16 bytes for Pin.seal(written=) in another process
+        of the engine, or in this one."""
+        written = (c_uint8 * WRITTEN)()
+        check(lib.kvd_write_on(self._open(), stream_of(stream), written))
+        return bytes(written)
 
     def settle(self) -> int:
         """Release pins and blocks that GPU streams have passed. Returns how many still wait for a stream."""
