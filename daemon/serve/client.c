@@ -126,8 +126,12 @@ void client_end(struct client *c, bool died) {
         if (c->n_spaces)
                 shared_pages_watch_semaphores(&c->server->pages);
         seats_leave(&c->server->seats, c);
-        while ((mate = mates_without_team(&ended)))
-                in_its_turn(mate, die);
+        while ((mate = mates_without_team(&ended))) {
+                mate->gone =
+                        false; /* its quarantine may not be over: a child keeps its GPU work going */
+                if (!loop_timer_is_set(&mate->quarantine))
+                        in_its_turn(mate, die);
+        }
 }
 
 static void orphan(struct client *c) {
@@ -216,6 +220,7 @@ static void streams_end(struct client *c) {
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
                 if (c->spaces[i].attachment)
                         attachment_streams_end(c->spaces[i].attachment);
+        close_socket(c);
         loop_want_idle(c->server->loop);
 }
 
@@ -233,16 +238,23 @@ static void quarantine_over(struct loop_timer *timer) {
                 in_its_turn(c, c->gone ? streams_end : die);
 }
 
+static void orphan_in_quarantine(struct client *c) {
+        loop_remove(&c->socket); /* it stays open for is_held, but is not read */
+        if (c->state == CLIENT_ATTACHED)
+                orphan(c);
+        begin_quarantine(c);
+}
+
 /*
  * Keeps the client's blocks, since a teammate may be using them. But what its streams have not
  * written, nobody need wait for.
  */
 static void wait_for_team(struct client *c) {
         c->gone = true;
-        if (c->state == CLIENT_ATTACHED)
-                client_disconnect(c);
         if (used_gpu(c))
-                begin_quarantine(c);
+                orphan_in_quarantine(c);
+        else if (c->state == CLIENT_ATTACHED)
+                client_disconnect(c);
 }
 
 /*
@@ -261,10 +273,7 @@ static void end_process(struct client *c) {
                 client_end(c, true);
                 return;
         }
-        loop_remove(&c->socket); /* it stays open for is_held, but is not read */
-        if (c->state == CLIENT_ATTACHED)
-                orphan(c);
-        begin_quarantine(c);
+        orphan_in_quarantine(c);
 }
 
 static void process_ended(struct loop_source *source, short revents) {

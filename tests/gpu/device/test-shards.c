@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "client/conn/conn.h"
 #include "ipc/base/layout.h"
@@ -30,12 +31,14 @@ static uint32_t n_gpus;
 static struct shared {
         uint32_t ids[BLOCKS];
         struct kvd_written written[MOST];
+        _Atomic pid_t child; /* that a rank has forked */
 } * shared;
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
 static uint32_t rank;                       /* of the process that is started next */
 static bool allocates = true, seals = true; /* rank 0 does that */
+static uint32_t forks = MOST;               /* this rank does that */
 
 static void open_shard(struct side *s, const struct role *role, const char *team,
                        const struct kvd_space_options *options) {
@@ -103,6 +106,23 @@ static void seal(struct side *s, struct kvd_block *blocks, struct kvd_pin *pin) 
                               shared->written, n_gpus));
 }
 
+/* The child has the GPU's descriptors, so that the rank's queued work may continue. */
+static void fork_child(void) {
+        pid_t pid = fork();
+
+        if (pid < 0)
+                die("fork: %s", strerror(errno));
+        if (pid == 0) {
+                close(STDOUT_FILENO);
+                close(STDERR_FILENO);
+                alarm(3 * PATIENCE_MS / 1000);
+                shared->child = getpid();
+                for (;;)
+                        pause();
+        }
+        WAIT_UNTIL(shared->child);
+}
+
 /* 'a': rank 0 has allocated; 'f': fill; 'w': the stream has the work; 's': rank 0 seals; 'e' */
 static void writer(struct role *role) {
         struct kvd_block blocks[BLOCKS];
@@ -116,6 +136,8 @@ static void writer(struct role *role) {
         hear(role, 'f');
         fill(&s);
         must(kvd_write_on(s.space, s.stream, &shared->written[rank]));
+        if (rank == forks)
+                fork_child();
         say(role, 'w');
         if (rank == 0 && seals) {
                 hear(role, 's');
@@ -358,6 +380,33 @@ static void a_rank_dies_while_others_write(void) {
         }
 }
 
+/* As long as a child keeps the rank's work going, nobody knows that it will not be done. */
+static void a_dead_rank_has_a_child(void) {
+        struct kvd_msg_space_info_reply info;
+        struct engine writers, readers;
+        struct conn *conn;
+
+        start_on_gpus();
+        forks = n_gpus - 1;
+        writers = start_writers(forks, "FAKECUDA_SLOW=set:3600000");
+        readers = start(reader, 0, NULL);
+        expect_all(&readers, 'p');
+        cue_all(&readers, 'r');
+        expect_all(&readers, 'q');
+        kill_rank(&writers, forks);
+        usleep(300000); /* several quarantines */
+        conn = instance_connect(&d);
+        space_facts(conn, 0, &info);
+        if (info.pending != BLOCKS || info.poisoned)
+                die("of %u blocks, %llu are pending", BLOCKS, (unsigned long long)info.pending);
+        conn_close(conn);
+        kill(shared->child, SIGKILL);
+        expect_all(&readers, 'n');
+        end(&readers);
+        end(&writers);
+        end_daemon(&d);
+}
+
 /* What was written before is not lost. */
 static void a_rank_dies_afterwards(void) {
         for (uint32_t i = 0; i < n_gpus; i++) {
@@ -533,6 +582,7 @@ static const struct play plays[] = {
         {"scheduler", a_scheduler_sees_no_gpu},
         {"dies", a_rank_dies},
         {"dies-while-others-write", a_rank_dies_while_others_write},
+        {"dead-with-a-child", a_dead_rank_has_a_child},
         {"dies-afterwards", a_rank_dies_afterwards},
         {"dies-before-the-seal", a_rank_dies_before_the_seal},
         {"gpu-fails", a_gpu_fails},
