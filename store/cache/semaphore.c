@@ -266,10 +266,17 @@ uint64_t semaphores_bytes(const struct space *space) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
+/* One of its lists has become longer or shorter by 1. */
+static void count_listed(struct promises *p, uint32_t at, uint32_t by) {
+        uint64_t bit = UINT64_C(1) << at;
+
+        p->n += by;
+        p->busy = p->blocks[at].n ? p->busy | bit : p->busy & ~bit;
+}
+
 static void push(struct attachment *a, uint32_t at, uint32_t id) {
         block_awaits(a->space, &a->promises->blocks[at], id);
-        a->promises->n++;
-        a->promises->busy |= UINT64_C(1) << at;
+        count_listed(a->promises, at, 1);
 }
 
 static uint32_t pop(struct attachment *a, uint32_t at) {
@@ -277,9 +284,7 @@ static uint32_t pop(struct attachment *a, uint32_t at) {
         uint32_t id = p->blocks[at].first;
 
         block_awaits_no_more(a->space, &p->blocks[at], id);
-        if (!p->blocks[at].n)
-                p->busy &= ~(UINT64_C(1) << at);
-        p->n--;
+        count_listed(p, at, -1u);
         return id;
 }
 
@@ -369,24 +374,28 @@ static uint64_t word_of(const struct space *space, uint32_t semaphore) {
         return shm_load(&words[semaphore - 1]);
 }
 
-static bool is_kept(const struct space *space, const struct kvd_promise *promise) {
-        return !promise->semaphore || word_of(space, promise->semaphore) >= promise->value;
+static bool is_kept(const struct space *space, struct kvd_promise promise) {
+        return !promise.semaphore || word_of(space, promise.semaphore) >= promise.value;
 }
 
-/* By all streams that write it. */
-static bool is_written(const struct space *space, uint32_t id) {
+/* One of the n_shards promises of a pending block; the first is in its descriptor. */
+static struct kvd_promise promise_of(const struct space *space, uint32_t id, uint32_t i) {
         const struct kvd_desc *desc = block_desc(space, id);
-        const struct kvd_promise *promises = kvd_index_promises(space->ix, id),
-                                 first = {desc->semaphore_value, desc->semaphore, 0};
-        bool kept = is_kept(space, &first);
 
-        for (uint32_t i = 0; kept && i + 1 < space->ix->n_shards; i++)
-                kept = is_kept(space, &promises[i]);
-        return kept;
+        return i ? kvd_index_promises(space->ix, id)[i - 1] :
+                   (struct kvd_promise){desc->semaphore_value, desc->semaphore, 0};
+}
+
+/* The first promise of a pending block that is not kept yet; semaphore is 0 if all are. */
+static struct kvd_promise unkept(const struct space *space, uint32_t id) {
+        for (uint32_t i = 0; i < space->ix->n_shards; i++)
+                if (!is_kept(space, promise_of(space, id, i)))
+                        return promise_of(space, id, i);
+        return (struct kvd_promise){0};
 }
 
 static bool reached(const struct attachment *a, uint32_t at) {
-        return is_written(a->space, a->promises->blocks[at].first);
+        return !unkept(a->space, a->promises->blocks[at].first).semaphore;
 }
 
 static void arrived(struct attachment *a, uint32_t at) {
@@ -442,6 +451,36 @@ static void release(struct attachment *a, uint32_t at) {
         jobs_want_worker(store);
 }
 
+/* Is the block pending, and will never get what this attachment's streams have promised? */
+static bool is_lost(const struct attachment *a, uint32_t id) {
+        const struct space *space = a->space;
+        const struct block *b = block_of(space, id);
+        bool lost = false;
+
+        for (uint32_t i = 0; b->pending && !b->poisoned && i < space->ix->n_shards; i++) {
+                struct kvd_promise promise = promise_of(space, id, i);
+
+                lost |= !is_kept(space, promise) && (promise.semaphore - 1) / SEMAPHORES == a->seat;
+        }
+        return lost;
+}
+
+/* Moves the first block of a semaphore to the list of a stream that has yet to write a shard. */
+static bool pass_on(struct attachment *a, uint32_t at) {
+        uint32_t id = a->promises->blocks[at].first;
+        struct kvd_promise next = unkept(a->space, id);
+        struct attachment *writer = writer_of(a->space, next.semaphore);
+        uint32_t to = (next.semaphore - 1) % SEMAPHORES;
+
+        if (block_of(a->space, id)->poisoned || is_lost(a, id) || !writer)
+                return false;
+        block_list_remove(a->space, &a->promises->blocks[at], id);
+        count_listed(a->promises, at, -1u);
+        block_list_append(a->space, &writer->promises->blocks[to], id);
+        count_listed(writer->promises, to, 1);
+        return true;
+}
+
 /*
  * Resolves the first block of a semaphore. It stays pending until all blocks behind it are
  * poisoned.
@@ -455,26 +494,14 @@ static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
                 arrived(a, at);
                 return;
         }
+        if (pass_on(a, at))
+                return;
         /* poisoned already, with all blocks behind it, if a block before it was */
         if (block_of(space, id)->poisoned || block_poison(space, id, budget))
                 pop(a, at);
 }
 
 #define SCANS 16u /* blocks looked at by poison_others, for one that is poisoned */
-
-/* Does the block wait for this attachment's semaphores, in another attachment's list? */
-static bool is_lost(const struct attachment *a, uint32_t id) {
-        const struct space *space = a->space;
-        const struct kvd_promise *promises = kvd_index_promises(space->ix, id);
-        const struct block *b = block_of(space, id);
-        bool lost = false;
-
-        for (uint32_t i = 0; b->pending && !b->poisoned && i + 1 < space->ix->n_shards; i++)
-                lost |= promises[i].semaphore &&
-                        (promises[i].semaphore - 1) / SEMAPHORES == a->seat &&
-                        !is_kept(space, &promises[i]);
-        return lost;
-}
 
 /*
  * Poisons the blocks of which this attachment's streams have not written their shards, and which

@@ -284,6 +284,21 @@ START_TEST(a_block_is_poisoned_if_one_stream_ends_first) {
 }
 END_TEST
 
+START_TEST(a_stream_that_ends_after_its_write_loses_nothing) {
+        kvd_ref ref = seal(1, 1);
+
+        ck_assert_uint_eq(desc_of(ref)->semaphore, by(a, 1).semaphore);
+        *word_of(a) = 1;
+        attachment_streams_end(a);
+        while (store_idle(store))
+                ;
+        ck_assert(waits(ref) && !is_poisoned(ref));
+        check_clean(space);
+        *word_of(b) = 1;
+        ck_assert(!waits(ref));
+}
+END_TEST
+
 START_TEST(promises_that_nobody_made_are_refused) {
         struct kvd_promise other = by(b, 1);
         kvd_ref ret;
@@ -301,5 +316,6 @@ SUITE("shards", FIXTURE(alone, teardown), LOOPS(3, a_segment_has_a_shard_on_each
       TESTS(a_segment_is_on_all_gpus_or_on_none, a_segment_is_clean_once_it_is_on_all_gpus,
             what_cannot_be_divided_is_refused),
       CASE("promises"), FIXTURE(open_both, close_both),
-      TESTS(a_block_arrives_when_all_have_written, promises_that_nobody_made_are_refused),
+      TESTS(a_block_arrives_when_all_have_written, a_stream_that_ends_after_its_write_loses_nothing,
+            promises_that_nobody_made_are_refused),
       LOOPS(2, a_block_is_poisoned_if_one_stream_ends_first))
