@@ -187,7 +187,7 @@ uint64_t store_free_huge_bytes(void);
 /* 1 + the place of a NUMA node in pages.nodes; 0: none of them. node: 1 + the node, or 0. */
 uint32_t pages_home(const struct store *store, uint32_t node);
 /* From now on, the file's pages are of that home's node; 0: of all nodes in turn, 2 MiB each. */
-void pages_place(const struct store *store, int fd, uint64_t bytes, uint32_t home);
+int pages_place(const struct store *store, int fd, uint64_t bytes, uint32_t home);
 /* Asks for large pages for the part of the index that these first ids use, once for each. */
 void pages_want_index(struct space *space, uint32_t ids);
 

@@ -52,6 +52,12 @@ struct kept_file {
 void store_adopt(struct store *store, struct kept_file *files, size_t n);
 
 /*
+ * Comes before it. -ENOMEM: pages = huge, and fewer 2 MiB pages are free or in these files than the
+ * pool needs; the files are as before.
+ */
+int store_check_pages(struct store *store, const struct kept_file *files, size_t n);
+
+/*
  * Lets a new attachment outlive the daemon, until the process of this pidfd ends. -EDQUOT,
  * -ENOBUFS: the keeper has no room for it, and the client must not use the space.
  */

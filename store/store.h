@@ -94,9 +94,6 @@ const char *store_why(const struct store *store);
  */
 int store_make_memory(struct store *store);
 
-/* After store_adopt. -ENOMEM: pages = huge, and fewer 2 MiB pages are reserved than the pool needs. */
-int store_check_pages(struct store *store);
-
 /*
  * Sets a function that closes descriptors of large shared memory. Closing the last one makes the
  * kernel free all its pages, which takes long. Without this function the store closes them itself.

@@ -36,6 +36,7 @@
 #include "daemon/main/activation.h"
 #include "daemon/main/options.h"
 #include "daemon/main/reload.h"
+#include "daemon/serve/large_pages.h"
 #include "daemon/serve/listener.h"
 #include "daemon/serve/server.h"
 #include "ipc/base/numa.h"
@@ -80,7 +81,7 @@ static const int log_levels[] = {[CONFIG_ERROR] = LOG_ERR,
  * leave, but at least a quarter of the limit. 0: no limit.
  */
 static uint64_t files_of_spaces(const struct config *config) {
-        uint64_t others = UINT64_C(2) * seats_needed(config) + 64;
+        uint64_t others = UINT64_C(2) * seats_needed(config) + 64 + LARGE_PAGES_WAITING;
         struct rlimit limit;
 
         if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
@@ -291,8 +292,6 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
 static int prepare_memory(struct daemon *d, struct kvd_why *why) {
         int r = store_make_memory(d->store);
 
-        if (r >= 0)
-                r = store_check_pages(d->store);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(d->store));
         if (d->backend.backend == KVD_BACKEND_HOST)
@@ -354,6 +353,9 @@ int daemon_listen(struct daemon *d, struct activation *handed, const struct iden
                                  identity_take(identity, why);
         if (r < 0)
                 return r;
+        r = store_check_pages(d->store, handed->files, handed->n);
+        if (r < 0)
+                return kvd_refuse(why, r, "%s", store_why(d->store));
         adopt(d, handed);
         disk_owner_start(d->disk);
         remote_owner_start(d->remote);

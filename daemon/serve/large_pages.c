@@ -15,7 +15,6 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define WAITING 256u /* parts; others stay as they are */
 #define TRIES 3
 
 struct part {
@@ -26,6 +25,7 @@ struct part {
 struct large_pages {
         struct chores *chores;         /* owned */
         void *window;                  /* owned; SHARED_LARGE of address space for the thread */
+        atomic_bool stop;              /* the thread ends with the page that it is at */
         _Atomic uint64_t made, failed; /* relaxed: for people */
 };
 
@@ -42,7 +42,7 @@ static void work(void *data, const void *item) {
         struct large_pages *large = data;
         struct part part = *(const struct part *)item;
 
-        for (uint64_t i = 0; i < part.bytes; i += SHARED_LARGE)
+        for (uint64_t i = 0; i < part.bytes && !atomic_load(&large->stop); i += SHARED_LARGE)
                 enlarge(large, part.fd, part.from + i);
         sys->mmap(large->window, SHARED_LARGE, PROT_NONE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -51,7 +51,8 @@ static void work(void *data, const void *item) {
 
 int large_pages_new(struct large_pages **ret) {
         _cleanup_(large_pages_freep) struct large_pages *large = sys->calloc(1, sizeof *large);
-        int r = large ? chores_new(WAITING, sizeof(struct part), work, large, &large->chores) :
+        int r = large ? chores_new(LARGE_PAGES_WAITING, sizeof(struct part), work, large,
+                                   &large->chores) :
                         -ENOMEM;
 
         if (r == 0)
@@ -67,6 +68,7 @@ struct large_pages *large_pages_free(struct large_pages *large) {
 
         if (!large)
                 return NULL;
+        atomic_store(&large->stop, true);
         while (large->chores && chores_take_back(large->chores, &part))
                 close(part.fd);
         chores_free(large->chores);
@@ -83,8 +85,10 @@ void large_pages_freep(struct large_pages **large) {
 void large_pages_want(struct large_pages *large, int fd, uint64_t from, uint64_t bytes) {
         struct part part = {fcntl(fd, F_DUPFD_CLOEXEC, 0), from, bytes};
 
-        if (part.fd >= 0 && chores_add(large->chores, &part) < 0)
-                close(part.fd);
+        if (part.fd >= 0 && chores_add(large->chores, &part) == 0)
+                return;
+        closep(&part.fd);
+        atomic_fetch_add_explicit(&large->failed, bytes / SHARED_LARGE, memory_order_relaxed);
 }
 
 bool large_pages_busy(struct large_pages *large) {

@@ -13,6 +13,8 @@
 
 struct large_pages;
 
+#define LARGE_PAGES_WAITING 64u /* parts, each with a descriptor; others stay as they are */
+
 int large_pages_new(struct large_pages **ret);
 struct large_pages *large_pages_free(struct large_pages *large); /* forgets what waits */
 void large_pages_freep(struct large_pages **large);
@@ -24,7 +26,7 @@ void large_pages_freep(struct large_pages **large);
 void large_pages_want(struct large_pages *large, int fd, uint64_t from, uint64_t bytes);
 bool large_pages_busy(struct large_pages *large);
 
-/* How many large pages were made, and how many could not be, since the start. */
+/* How many large pages were made, and how many could not be or were not tried, since the start. */
 struct large_pages_count {
         uint64_t made, failed;
 };

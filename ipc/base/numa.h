@@ -7,8 +7,9 @@
 #include <stdint.h>
 
 /*
- * The nodes of which this process may have memory, as a mask of the first 64. 0: only one, or the
- * process has a memory policy already (numactl, NUMAPolicy= of its unit), which decides.
+ * The nodes with processors of which this process may have memory, as a mask of the first 64. 0:
+ * only one, or the process has a memory policy already (numactl, NUMAPolicy= of its unit), which
+ * decides.
  */
 uint64_t numa_nodes(void);
 
@@ -21,5 +22,6 @@ int numa_here(void);
  * filter refuses.
  */
 int numa_place(int fd, uint64_t from, uint64_t bytes, uint32_t node);
+int numa_node_of(int fd); /* of the beginning of the file; -1: of none in particular */
 
 #endif

@@ -83,17 +83,21 @@ static uint32_t pop_or_sweep(struct space *space, struct arena *arena) {
 
 /*
  * Takes a block of the client's NUMA node, and lets the space grow there before it takes one of
- * another node. *grows: it may still grow in this request.
+ * another node. *grows: how often it may still grow in this request; -1: it cannot.
  */
-static uint32_t pop_for(struct attachment *a, uint32_t want, bool *grows) {
+static uint32_t pop_for(struct attachment *a, uint32_t want, int *grows) {
         struct space *space = a->space;
         uint32_t id = block_pop_near(space, a->arena, a->home);
 
-        if (id == NONE && *grows) {
-                *grows = space_grow(space, a->arena, want * space->ix->block_bytes) > 0;
+        if (id == NONE && *grows > 0) {
+                *grows = space_grow_near(space, a->arena, want * space->ix->block_bytes) ?
+                                 *grows - 1 :
+                                 -1;
                 id = block_pop_near(space, a->arena, a->home);
+                if (id == NONE)
+                        *grows = -1;
         }
-        return id == NONE ? pop_or_sweep(space, a->arena) : id;
+        return id == NONE && *grows < 0 ? pop_or_sweep(space, a->arena) : id;
 }
 
 kvd_ref room_take(struct space *space, struct arena *arena, uint32_t *reads) {
@@ -175,8 +179,7 @@ static int refuse_full(struct space *space, int error) {
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         struct space *space = a->space;
         uint32_t limit = fill_limit(space), reads = 0, got = 0, id;
-        bool grows = a->home;
-        int tries = 2, r = 0;
+        int grows = a->home ? 2 : -1, tries = 2, r = 0;
 
         space_tick(space);
         a->arena->home = a->home;
@@ -185,6 +188,8 @@ static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         n = MIN(n, limit - a->tenant->n_filling);
         while (got < n) {
                 id = pop_for(a, n - got, &grows);
+                if (id == NONE && grows == 0)
+                        break;
                 if (id == NONE) {
                         reads = KVD_PIN_READS;
                         r = tries-- ? find_room(space, a->arena, n - got, &reads) : 0;

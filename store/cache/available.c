@@ -292,7 +292,7 @@ uint32_t available_round(struct space *space) {
                 begin(space, state);
         /* pins may be gone, and clients may have written to segments without blocks */
         if (space->listed.changed || space->private.garbage.n || n > space->memory.n_with_memory ||
-            space_has_too_much(space))
+            space->memory.awaits_pages || space_has_too_much(space))
                 space_is_busy(space);
         tell_all(space);
         space->memory.tidy = 0;

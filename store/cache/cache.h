@@ -68,8 +68,9 @@ struct arena {
         struct space *space;
         struct attachment *writer; /* NULL: isolation = shared, or its client has ended */
         struct kvd_list avail[1 + STORE_NODES]; /* segments with free blocks, by their homes */
-        uint32_t home;    /* of the client that asked last: it gets such memory first */
-        uint64_t n_ready; /* blocks with memory, in all of its segments */
+        uint32_t home; /* of the client that asked last: it gets such memory first */
+        struct segment *growing[1 + STORE_NODES]; /* begun for a home, and maybe not finished */
+        uint64_t n_ready;                         /* blocks with memory, in all of its segments */
         /*
          * owned; capacity ids: a heap of n_heap leaves, coldest first. The children of i begin at
          * HEAP_CHILDREN * i + 1. The shelf is at the end of the array.
@@ -246,6 +247,7 @@ struct space_memory {             /* segment.c */
         struct before *before;    /* owned; old index whose blocks are being taken over; or NULL */
         struct segment *segments; /* owned; max_segments of them */
         struct arena *arenas;     /* owned */
+        bool awaits_pages;        /* memory is filled ahead once large pages have come */
         struct {
                 uint32_t ids, runs; /* for whose part of the index large pages were wanted */
         } large;

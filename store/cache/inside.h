@@ -39,6 +39,8 @@ uint64_t blocks_with_memory(const struct space *space); /* without worn-out ones
 bool segment_bury(struct space *space, struct segment *segment);
 /* returns the number of blocks that were given memory, or an error */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes);
+/* only on the NUMA node of the arena's home; false: it cannot */
+bool space_grow_near(struct space *space, struct arena *arena, uint64_t bytes);
 /*
  * Gives the memory of a segment whose blocks are all free back to the pool, in pieces; its ids and
  * its address range stay. 1: done; -EAGAIN: there is more, and idle work continues with it. Blocks

@@ -17,6 +17,7 @@
 #include "ipc/base/numa.h"
 #include "ipc/base/sys.h"
 #include "store/cache/cache.h"
+#include "store/keep.h"
 
 /* ---- NUMA ------------------------------------------------------------------------------------ */
 
@@ -27,21 +28,27 @@ uint32_t pages_home(const struct store *store, uint32_t node) {
         return 0;
 }
 
-void pages_place(const struct store *store, int fd, uint64_t bytes, uint32_t home) {
-        const struct pages *pages = &store->pages;
+static int spread(const struct pages *pages, int fd, uint64_t bytes) {
         uint64_t n;
+        int r = 0;
 
-        if (home)
-                numa_place(fd, 0, bytes, pages->nodes[home - 1]);
-        for (uint64_t i = 0; !home && pages->n_nodes && i < bytes; i += n) {
+        for (uint64_t i = 0; r == 0 && pages->n_nodes && i < bytes; i += n) {
                 n = MIN(bytes - i, SHARED_LARGE);
-                numa_place(fd, i, n, pages->nodes[i / SHARED_LARGE % pages->n_nodes]);
+                r = numa_place(fd, i, n, pages->nodes[i / SHARED_LARGE % pages->n_nodes]);
         }
+        return r;
+}
+
+int pages_place(const struct store *store, int fd, uint64_t bytes, uint32_t home) {
+        return home ? numa_place(fd, 0, bytes, store->pages.nodes[home - 1]) :
+                      spread(&store->pages, fd, bytes);
 }
 
 static void find_nodes(struct store *store) {
         struct pages *pages = &store->pages;
 
+        if (store->config.backend != KVD_BACKEND_HOST)
+                return;
         for (uint32_t i = 0; i < 64 && pages->n_nodes < STORE_NODES; i++)
                 if (store->config.nodes >> i & 1)
                         pages->nodes[pages->n_nodes++] = (uint8_t)i;
@@ -90,33 +97,21 @@ void pages_choose(struct store *store) {
 }
 
 void pages_choose_again(struct store *store, uint64_t reserved_before) {
-        if (store->config.pages == STORE_PAGES_AUTO && store->config.backend == KVD_BACKEND_HOST)
-                set_huge(store, reserved_before && store_free_huge_bytes() + reserved_before >=
-                                                           needed_for_pool(store));
+        bool enough = store_free_huge_bytes() + reserved_before >= needed_for_pool(store);
+
+        if (store->config.pages != STORE_PAGES_AUTO || store->config.backend != KVD_BACKEND_HOST)
+                return;
+        set_huge(store, reserved_before && enough);
+        store->pages.too_few |= reserved_before && !enough;
 }
 
-static uint64_t reserved_of(const struct space *space) {
-        uint64_t bytes = 0;
-
-        for (uint32_t i = 0; i < space->ix->n_segments; i++)
-                bytes += pages_reserved_in(space->memory.segments[i].file.fd);
-        return bytes;
-}
-
-static uint64_t taken_over(const struct store *store) {
-        uint64_t bytes = 0;
-
-        for (uint32_t i = 0; i < store->spaces.all.n; i++)
-                bytes += reserved_of(store->spaces.all.at[i].space);
-        return bytes;
-}
-
-int store_check_pages(struct store *store) {
-        uint64_t needed = needed_for_pool(store), have;
+int store_check_pages(struct store *store, const struct kept_file *files, size_t n) {
+        uint64_t needed = needed_for_pool(store), have = store_free_huge_bytes();
 
         if (store->config.pages != STORE_PAGES_HUGE || store->config.backend != KVD_BACKEND_HOST)
                 return 0;
-        have = store_free_huge_bytes() + taken_over(store);
+        for (size_t i = 0; i < n; i++)
+                have += pages_reserved_in(files[i].fd);
         if (have >= needed)
                 return 0;
         return store_refuse(store, -ENOMEM,

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/numa.h"
 #include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
@@ -151,14 +152,20 @@ static struct segment *empty_segment(struct space *space, struct arena *arena) {
         return found;
 }
 
-/* It has no pages yet, and gets those of its client's NUMA node, or of the nodes in turn. */
+/*
+ * Its new pages are of its client's NUMA node, or of the nodes in turn. Old ones that were not freed
+ * yet stay where they are.
+ */
 static void find_home(struct space *space, struct segment *segment) {
         const struct store *store = space_store(space);
+        uint32_t home = segment->arena->home;
 
+        segment->home = 0;
         if (segment->file.fd < 0 || !store->pages.n_nodes)
                 return;
-        segment->home = segment->arena->home ?: 1 + segment->number % store->pages.n_nodes;
-        pages_place(store, segment->file.fd, space->ix->segment_bytes, segment->home);
+        home = home ? home : 1 + segment->number % store->pages.n_nodes;
+        if (pages_place(store, segment->file.fd, space->ix->segment_bytes, home) == 0)
+                segment->home = home;
 }
 
 /* -EAGAIN: there is no memory at present. */
@@ -179,29 +186,39 @@ static int begin_segment(struct space *space, struct segment *segment, struct ar
         return 0;
 }
 
-static bool is_near(const struct segment *segment, const struct arena *arena) {
-        return !arena->home || segment->home == arena->home;
+static bool is_unfinished(const struct space *space, const struct segment *s,
+                          const struct arena *arena) {
+        return s != space->memory.returning && s->arena == arena && s->n_ready > 0 &&
+               s->n_ready < room_for(space, s);
 }
 
-/* One that is near, or else any. */
 static struct segment *unfinished_segment(struct space *space, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
-        struct segment *found = NULL;
 
-        for (uint32_t i = n; i-- > 0 && !(found && is_near(found, arena));) {
-                struct segment *s = &space->memory.segments[i];
-
-                if (s != space->memory.returning && s->arena == arena && s->n_ready > 0 &&
-                    s->n_ready < room_for(space, s) && (!found || is_near(s, arena)))
-                        found = s;
-        }
-        return found;
+        for (uint32_t i = n; i-- > 0;)
+                if (is_unfinished(space, &space->memory.segments[i], arena))
+                        return &space->memory.segments[i];
+        return NULL;
 }
 
-/* A segment without memory that may have some. */
-static struct segment *next_segment(struct space *space, struct arena *arena) {
-        return !space->memory.returning && segments_to_come(space) ? empty_segment(space, arena) :
+/* Begins a segment, if the space may have one more; 0: it may not, or there is no memory. */
+static int next_segment(struct space *space, struct arena *arena, struct segment **ret) {
+        int r;
+
+        *ret = !space->memory.returning && segments_to_come(space) ? empty_segment(space, arena) :
                                                                      NULL;
+        if (!*ret)
+                return 0;
+        r = begin_segment(space, *ret, arena);
+        return r < 0 ? (r == -EAGAIN ? 0 : r) : 1;
+}
+
+static int fill_some(struct space *space, struct segment *segment, uint64_t bytes) {
+        int r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
+
+        if (r <= 0 && segment->n_ready == 0)
+                segment_return(space, segment);
+        return r;
 }
 
 /*
@@ -209,25 +226,28 @@ static struct segment *next_segment(struct space *space, struct arena *arena) {
  * of the system.
  */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
-        struct segment *segment = unfinished_segment(space, arena), *fresh = NULL;
-        int r;
+        struct segment *segment = unfinished_segment(space, arena);
+        int r = 1;
 
         if (blocks_with_memory(space) >= space->memory.max_blocks)
                 return 0;
-        if (!segment || !is_near(segment, arena))
-                fresh = next_segment(space, arena);
-        if (!segment && !fresh)
-                return 0;
-        if (fresh) {
-                r = begin_segment(space, fresh, arena);
-                if (r < 0 && !segment)
-                        return r == -EAGAIN ? 0 : r;
-                segment = r < 0 ? segment : fresh;
+        if (!segment)
+                r = next_segment(space, arena, &segment);
+        return r <= 0 ? r : fill_some(space, segment, bytes);
+}
+
+bool space_grow_near(struct space *space, struct arena *arena, uint64_t bytes) {
+        struct segment *segment = arena->growing[arena->home];
+
+        if (blocks_with_memory(space) >= space->memory.max_blocks)
+                return false;
+        if (!segment || segment->home != arena->home || !is_unfinished(space, segment, arena)) {
+                arena->growing[arena->home] = NULL;
+                if (next_segment(space, arena, &segment) <= 0)
+                        return false;
+                arena->growing[arena->home] = segment;
         }
-        r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
-        if (r <= 0 && segment->n_ready == 0)
-                segment_return(space, segment);
-        return r;
+        return fill_some(space, segment, bytes) > 0;
 }
 
 /* ---- after a restart ------------------------------------------------------------------------- */
@@ -238,6 +258,9 @@ int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready
 
         if (r < 0)
                 return r;
+        if (segment->file.fd >= 0 && space_store(space)->pages.n_nodes)
+                segment->home = pages_home(space_store(space),
+                                           (uint32_t)(numa_node_of(segment->file.fd) + 1));
         segment->n_ready = n_ready;
         segment->arena->n_ready += n_ready;
         charge(space, 1);
@@ -250,7 +273,8 @@ bool space_fill_ahead(struct space *space) {
         const struct store_large *maker = &space_store(space)->pages.maker;
         struct segment *segment;
 
-        if (maker->busy && maker->busy(maker->data))
+        space->memory.awaits_pages = maker->busy && maker->busy(maker->data);
+        if (space->memory.awaits_pages)
                 return false; /* or the memory would get small pages first */
         for (struct arena *arena = space->memory.arenas; arena; arena = arena->next) {
                 segment = unfinished_segment(space, arena);

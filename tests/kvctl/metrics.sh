@@ -24,7 +24,7 @@ if command -v promtool >/dev/null 2>&1; then
         promtool check metrics <"$dir/text" >"$dir/out" 2>"$dir/err" || wrong "promtool: kvctl metrics"
 fi
 
-if command -v prometheus >/dev/null 2>&1; then
+if command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 && python3 -c "import yaml" 2>/dev/null; then
         python3 "$here/prometheus.py" "$ROOT" "$KVCTL" "$dir" || wrong 'a real Prometheus: see above'
 fi
 

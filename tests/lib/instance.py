@@ -18,13 +18,14 @@ class Failed(RuntimeError):
 
 
 def start(folder: str, *options: str, kvd: str | Path | None = None) -> subprocess.Popen:
-    """Starts the daemon $KVD, or `kvd`, with its log in `folder`. It serves when this returns. Its pages are small ones:
-    a test beside it may reserve huge pages for a while."""
+    """Starts the daemon $KVD, or `kvd`, with its log in `folder`. It serves when this returns. Its pages are small ones
+    unless its configuration says: a test beside it may reserve huge pages for a while."""
+    small = [] if "--config" in options else ["--set", "daemon.pages=small"]
     ready, told = os.pipe()
     log = Path(folder, "log")
     with log.open("ab") as file:
         process = subprocess.Popen([str(kvd or os.environ["KVD"]), "--private", folder, "--ready-fd", str(told),
-                                    "--set", "daemon.pages=small", *options], pass_fds=[told], stderr=file)
+                                    *small, *options], pass_fds=[told], stderr=file)
     os.close(told)
     with os.fdopen(ready, "rb", buffering=0) as pipe:
         if pipe.read(1) != b"\n":

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def replace_daemon(server: Instance) -> None:
 def serves(space: kvd.Space) -> bool:
     try:
         space.free(space.alloc(1))
-    except kvd.ConnectionLost:
+    except (kvd.ConnectionLost, kvd.ConnectionRefused):
         return False
     return True
 
@@ -131,6 +132,24 @@ def run(pages: str) -> None:
         server.check()
 
 
+def refused(folder: str) -> None:
+    """A daemon that is to have reserved pages, of which there are none, leaves the cache to the next one."""
+    free, config = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"), Path(folder, "kvd.conf")
+    if free.exists() and int(free.read_text()) >= 128:
+        return
+    config.write_text("[daemon]\nsegment = 16M\n")
+    with Instance("--keep", "--backend", "host", "--pool", "256M", "--config", str(config)) as server:
+        with kvd.connect(server.socket) as client, client.space("s", GEOMETRY) as space:
+            fill(space, 0, BLOCKS // CHAIN)
+            pid = json.loads(server.kvctl("status", "--json"))["daemon"]["pid"]
+            config.write_text("[daemon]\nsegment = 16M\npages = huge\n")
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: "pages = huge needs" in Path(server.folder, "log").read_text(), "the refusal")
+            config.write_text("[daemon]\nsegment = 16M\n")
+            until(lambda: serves(space), "the next daemon")
+            check(server.socket, BLOCKS // CHAIN)
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         read(sys.argv[1], int(sys.argv[2]))
@@ -140,3 +159,5 @@ if __name__ == "__main__":
     else:
         run("small")
         run("auto")
+        with tempfile.TemporaryDirectory() as scratch:
+            refused(scratch)

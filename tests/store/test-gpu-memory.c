@@ -45,6 +45,7 @@ static int open_pool(void) {
                                  .backend = KVD_BACKEND_VMM,
                                  .cuda = load(),
                                  .n_gpus = 1,
+                                 .nodes = 5, /* of the host's memory: no matter here */
                                  .reserve_bytes = reserve_bytes,
                                  .spill_bytes = MIB};
         int r = store_new(&c, &store);
@@ -234,6 +235,19 @@ START_TEST(no_block_lies_across_two_segments) {
         check_clean(space);
         ck_assert_uint_eq(space_release(a, refs, n), n);
         check_clean(space);
+}
+END_TEST
+
+/* The GPU's memory is on no NUMA node, so one segment is as near as another. */
+START_TEST(a_client_near_a_node_fills_one_segment_after_the_other) {
+        struct space *space = make(domains[0], "s", 5);
+        struct attachment *a = fixture_attach(space);
+        kvd_ref refs[12];
+
+        attachment_near(a, 1);
+        for (int i = 0; i < 3; i++)
+                ck_assert_uint_eq(take(a, 4, refs + 4 * i), 4);
+        ck_assert_uint_eq(space_index(space)->n_segments, 1);
 }
 END_TEST
 
@@ -578,8 +592,9 @@ SUITE("device", FIXTURE(alone, teardown),
       TESTS(a_driver_that_gives_nothing_is_refused, no_descriptor_is_an_error_and_no_loss,
             memory_that_is_held_is_missing, a_reserve_is_left_for_contexts),
       CASE("pool"), FIXTURE(setup, teardown),
-      TESTS(no_block_lies_across_two_segments, blocks_that_do_not_fit_are_refused,
-            a_segment_is_free_when_all_have_unmapped_it,
+      TESTS(no_block_lies_across_two_segments,
+            a_client_near_a_node_fills_one_segment_after_the_other,
+            blocks_that_do_not_fit_are_refused, a_segment_is_free_when_all_have_unmapped_it,
             what_nobody_was_asked_about_comes_back_as_it_is,
             what_somebody_is_about_to_unmap_gets_no_block, the_dead_have_nothing_mapped),
       LOOPS(2, a_worker_unmaps_last), TESTS(a_chunk_never_changes_domains), LOOPS(3, at_random),

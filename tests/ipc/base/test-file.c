@@ -79,7 +79,10 @@ START_TEST(a_file_stays_on_its_node) {
         if (access("/proc/self/numa_maps", R_OK) < 0)
                 return;
         ck_assert_int_eq(shared_file_new("test", BYTES, 0, &f), 0);
-        ck_assert_int_eq(numa_place(f.fd, 0, BYTES, 0), 0);
+        ck_assert_int_eq(numa_node_of(f.fd), -1);
+        if (numa_place(f.fd, 0, BYTES, 0) == -EPERM)
+                return; /* in a container */
+        ck_assert_int_eq(numa_node_of(f.fd), 0);
         ck_assert_int_eq(shared_file_map(f.fd, BYTES, PROT_READ, &at), 0);
         ck_assert(is_on_node(at, 0));
         munmap(at, BYTES);
