@@ -110,7 +110,7 @@ static uint64_t gcd(uint64_t a, uint64_t b) {
 
 /* The least number of blocks that fill whole pages of that size. */
 static uint64_t blocks_of_pages(uint64_t page_bytes, uint64_t block_bytes) {
-        return page_bytes / gcd(page_bytes, block_bytes);
+        return MAX(page_bytes / gcd(page_bytes, block_bytes), 1);
 }
 
 /*
