@@ -511,20 +511,21 @@ int kvd_lease_end(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens);
 
 /*
  * A session says of a conversation that pauses (a tool runs, a person types) which chains it will
- * continue. Until it ends, their blocks are evicted before all others (KVD_KEEP_LOW: this agent is
- * done; until they are used again), in their order (KVD_KEEP_NORMAL), after all others of the space
- * (KVD_KEEP_HIGH), or not at all (KVD_KEEP_PINNED).
+ * continue. Until it ends, their blocks are evicted after all others of the space (KVD_KEEP_HIGH),
+ * or not at all (KVD_KEEP_PINNED).
  *
  * kvd_session begins a session with that name (1 to KVD_NAME_MAX printable ASCII characters, without
  * spaces and quotes), or replaces it: its chains, keep, and time. The chains are those of the pins,
- * which are released if the call succeeds, without counting as a use; empty pins are ignored. A
- * session belongs to the user and the space, not to the process. It ends after the given seconds (1
- * to KVD_SESSION_SECONDS), by kvd_session_end, or with the daemon. -EDQUOT: it would pin more than
- * the domain may, nothing has changed, and KVD_KEEP_HIGH would succeed; -ENOBUFS: the user or the
- * space has too many sessions; -ESTALE: blocks or their daemon are gone, look up again; -ENOENT:
- * there is no session to end; -EINVAL: a wrong argument, or all pins are empty.
+ * which are released if the call succeeds, without counting as a use; empty pins are ignored. No
+ * pin may be in the array twice: a copy of a struct is the same pin. A session belongs to the user
+ * and the space, not to the process. It ends after the given seconds (1 to KVD_SESSION_SECONDS), by
+ * kvd_session_end, or with the daemon. -EDQUOT: sessions would pin more than the space or the domain
+ * may (KVD_KEEP_HIGH would not), or the domain is at a limit of kvctl domain; nothing has changed;
+ * -ENOBUFS: the user or the space has too many sessions; -ESTALE: blocks or their daemon are gone,
+ * look up again; -ENOENT: there is no session to end; -EINVAL: a wrong argument, or all pins are
+ * empty.
  */
-enum kvd_keep { KVD_KEEP_LOW = 1, KVD_KEEP_NORMAL = 2, KVD_KEEP_HIGH = 3, KVD_KEEP_PINNED = 4 };
+enum kvd_keep { KVD_KEEP_HIGH = 1, KVD_KEEP_PINNED = 2 };
 #define KVD_SESSION_PINS 512 /* at most */
 #define KVD_SESSION_SECONDS 604800
 

@@ -437,8 +437,8 @@ struct session_request {
 
 /*
  * Begins a session, or replaces what a session of that name names, says and is charged for. All or
- * nothing: -EINVAL; -ESTALE: a block is not cached; -EDQUOT: it would pin more than the domain may;
- * -ENOBUFS: there are too many sessions or chains.
+ * nothing: -EINVAL; -ESTALE: a block is not cached; -EDQUOT: it would pin more than space or domain
+ * may; -ENOBUFS: there are too many sessions or chains.
  */
 int space_session(struct attachment *attachment, const struct session_request *request);
 /* -ENOENT: the user has no such session. */

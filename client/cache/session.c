@@ -29,8 +29,8 @@ static int ends_of(const struct view *view, const struct kvd_pin *pins, uint32_t
         return n;
 }
 
-static int ask(struct kvd_space *space, struct kvd_msg_session *request, const struct kvd_pin *pins,
-               uint32_t n_pins) {
+static int begin_session(struct kvd_space *space, struct kvd_msg_session *request,
+                         const struct kvd_pin *pins, uint32_t n_pins) {
         kvd_ref ends[KVD_SESSION_PINS];
         struct view *view;
         int r = view_attach(space, &view);
@@ -45,41 +45,50 @@ static int ask(struct kvd_space *space, struct kvd_msg_session *request, const s
         return handle_call(space->handle, KVD_MSG_session, request, NULL, NULL);
 }
 
-static int session_call(struct kvd_space *space, const char *name, struct kvd_msg_session *request,
-                        const struct kvd_pin *pins, uint32_t n_pins) {
-        int r;
+static int end_session(struct kvd_space *space, struct kvd_slice name) {
+        struct kvd_msg_session_end request = {.space = kvd_slice_of(space->name), .name = name};
 
+        return handle_call(space->handle, KVD_MSG_session_end, &request, NULL, NULL);
+}
+
+/* Locks the handle for a request about a session of that name. */
+static int session_lock(struct kvd_space *space, const char *name) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (strlen(name) > KVD_NAME_MAX)
                 return client_fail(-EINVAL, "a session's name has at most %d characters",
                                    KVD_NAME_MAX);
-        request->name = kvd_slice_of(name);
         deadline_begin();
-        r = handle_lock(space->handle);
-        if (r < 0)
-                return r;
-        r = ask(space, request, pins, n_pins);
-        handle_unlock(space->handle);
-        return r;
+        return handle_lock(space->handle);
 }
 
 int kvd_session(struct kvd_space *space, const char *name, uint32_t keep, uint32_t seconds,
                 struct kvd_pin *pins, uint32_t n_pins) {
+        struct kvd_msg_session request = {.keep = keep, .seconds = seconds};
         int r;
 
-        if (keep < KVD_KEEP_LOW || keep > KVD_KEEP_PINNED || n_pins > KVD_SESSION_PINS)
+        if (keep < KVD_KEEP_HIGH || keep > KVD_KEEP_PINNED || n_pins > KVD_SESSION_PINS)
                 return client_fail(-EINVAL,
                                    "keep is a value of enum kvd_keep, not %u, and there "
                                    "are at most %u pins, not %u",
                                    keep, KVD_SESSION_PINS, n_pins);
-        r = session_call(space, name, &(struct kvd_msg_session){.keep = keep, .seconds = seconds},
-                         pins, n_pins);
+        r = session_lock(space, name);
+        if (r < 0)
+                return r;
+        request.name = kvd_slice_of(name);
+        r = begin_session(space, &request, pins, n_pins);
+        handle_unlock(space->handle);
         for (uint32_t i = 0; r == 0 && i < n_pins; i++)
                 unpin_unused(space, &pins[i]);
         return r;
 }
 
 int kvd_session_end(struct kvd_space *space, const char *name) {
-        return session_call(space, name, &(struct kvd_msg_session){0}, NULL, 0);
+        int r = session_lock(space, name);
+
+        if (r < 0)
+                return r;
+        r = end_session(space, kvd_slice_of(name));
+        handle_unlock(space->handle);
+        return r;
 }

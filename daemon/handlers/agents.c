@@ -2,7 +2,7 @@
 
 /*
  * Sessions of agents (store/cache/session.c). They belong to the user of the connection, which the
- * kernel reports, and only that user and administrators see their names.
+ * kernel reports, and only that user and administrators see and end them.
  */
 
 #include "daemon/handlers/handlers.h"
@@ -22,17 +22,29 @@ int handle_session(struct client *c, const struct kvd_msg *request, struct call 
         if (n < 0)
                 return (int)n;
         kvd_slice_copy(m->name, name, sizeof name);
-        if (m->keep)
-                r = space_session(call->attachment,
-                                  &(struct session_request){.name = name,
-                                                            .user = c->peer.uid,
-                                                            .keep = m->keep,
-                                                            .ttl_s = m->seconds,
-                                                            .n_blocks = (uint32_t)n,
-                                                            .blocks = c->server->scratch->blocks});
-        else
-                r = space_session_end(call->space, c->peer.uid, name);
+        r = space_session(call->attachment,
+                          &(struct session_request){.name = name,
+                                                    .user = c->peer.uid,
+                                                    .keep = m->keep,
+                                                    .ttl_s = m->seconds,
+                                                    .n_blocks = (uint32_t)n,
+                                                    .blocks = c->server->scratch->blocks});
         return r < 0 ? client_store_failed(c, (int)r) : 0;
+}
+
+int handle_session_end(struct client *c, const struct kvd_msg *request, struct call *call) {
+        const struct kvd_msg_session_end *m = &request->session_end;
+        uint32_t user = m->user ? (uint32_t)(m->user - 1) : c->peer.uid;
+        char name[KVD_MOST_session_end_name + 1];
+        int r;
+
+        if (user != c->peer.uid && !c->admin)
+                return client_refuse(c, -EPERM,
+                                     "only administrators may end sessions of other users; see "
+                                     "admins in kvd.conf");
+        kvd_slice_copy(m->name, name, sizeof name);
+        r = space_session_end(call->space, user, name);
+        return r < 0 ? client_store_failed(c, r) : 0;
 }
 
 int handle_session_info(struct client *c, const struct kvd_msg *request, struct call *call) {

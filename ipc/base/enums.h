@@ -54,10 +54,8 @@
 
 /* how strongly a session's blocks are kept: store/cache/session.c */
 #define KVD_WORDS_keep(FIRST, NEXT) \
-        FIRST(keep, 1, low, KVD_KEEP_LOW) \
-        NEXT(keep, 2, normal, KVD_KEEP_NORMAL) \
-        NEXT(keep, 3, high, KVD_KEEP_HIGH) \
-        NEXT(keep, 4, pinned, KVD_KEEP_PINNED)
+        FIRST(keep, 1, high, KVD_KEEP_HIGH) \
+        NEXT(keep, 2, pinned, KVD_KEEP_PINNED)
 
 #define KVD_ENUMS(ENUM) \
         ENUM(dtype) ENUM(order) ENUM(rope) ENUM(kind) ENUM(keys) ENUM(policy) ENUM(keep)

@@ -153,9 +153,18 @@ static int refuse_memory(struct space *space, int error) {
                 strerror(-error));
 }
 
+/* Blocks that two sessions pin count twice, so it may be less. */
+static void tell_pinned(const struct space *space, char *text, size_t size) {
+        uint64_t n = space->account.used[KVD_COST_session_pins] / space->ix->block_bytes;
+
+        if (n)
+                snprintf(text, size, "sessions pin up to %llu (see kvctl sessions); ",
+                         (unsigned long long)n);
+}
+
 static int refuse_full(struct space *space, int error) {
         const struct space *other = uses_most(space);
-        char others[2 * KVD_NAME_MAX + 64] = "";
+        char others[2 * KVD_NAME_MAX + 64] = "", pinned[80] = "";
 
         space_count(space, KVD_SPACE_REFUSED_FULL, 1);
         space->pressure.starved = true;
@@ -167,13 +176,14 @@ static int refuse_full(struct space *space, int error) {
                          (unsigned long long)(other->memory.n_with_memory *
                                               other->ix->segment_bytes) >>
                                  20);
+        tell_pinned(space, pinned, sizeof pinned);
         return store_refuse(space_store(space), -ENOBUFS,
                             "space '%s' has no block left: %llu are being filled, %llu are sealed "
-                            "and in use; %sfree or unpin some, or raise pool or quota",
+                            "and in use; %s%sfree or unpin some, or raise pool or quota",
                             space->name,
                             (unsigned long long)(space->count[KVD_FILLING] +
                                                  space->count[KVD_LIMBO]),
-                            (unsigned long long)space->count[KVD_SEALED], others);
+                            (unsigned long long)space->count[KVD_SEALED], pinned, others);
 }
 
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {

@@ -115,7 +115,6 @@ struct block {
         bool pending : 1;    /* SEALED, its data is not known to be there (unready.c) */
         bool poisoned : 1;   /* SEALED, it or a block before it never got its data */
         bool kept : 1;       /* counted in its segment's n_kept */
-        bool precious : 1;   /* SEALED: a session says that it is evicted after others */
 };
 static_assert(sizeof(struct block) == 64, "a block has one line of memory");
 
@@ -212,8 +211,6 @@ struct session_chain {
         uint32_t prev, next; /* other chains that end at the block; NONE: none */
         uint32_t more;       /* next chain of the session, or next unused entry; NONE: none */
         uint16_t session;
-        /* of the first chain at its block: by keep, number of chains there */
-        uint16_t n[KVD_keep_end];
 };
 
 struct session {

@@ -75,7 +75,7 @@ bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
 
 /* Parts of a stamp. Policy priority has its level above the clock, and the rank is above both. */
 #define CLOCK ((UINT64_C(1) << 48) - 1)
-#define BELOW_RANK ((UINT64_C(1) << 56) - 1)
+#define PRECIOUS (UINT64_C(1) << 56)
 
 /* Among the clients that the last look found. */
 static uint64_t last_use(const struct space *space, uint32_t id) {
@@ -148,25 +148,9 @@ static const struct policy *policy_of(const struct space *space) {
 
 /* ---- ranks: what sessions say ---------------------------------------------------------------- */
 
-/*
- * Leaves of a lower rank are evicted first. A session puts its leaf into the low rank, where it
- * stays until it is used again; or it is precious, until the session ends.
- */
-enum rank { LOW, NORMAL, HIGH };
-
-static uint64_t rank_stamp(enum rank rank, uint64_t stamp) {
-        return (uint64_t)rank << 56 | (stamp & BELOW_RANK);
-}
-
-static bool is_low(const struct block *b) {
-        return b->stamp && b->stamp <= BELOW_RANK;
-}
-
-/* The same block with another stamp of the policy. */
+/* The same block with another stamp of the policy. It is precious while a session ends there. */
 static uint64_t ranked(const struct block *b, uint64_t stamp) {
-        bool used = (stamp & CLOCK) > (b->stamp & CLOCK);
-
-        return rank_stamp(b->precious ? HIGH : is_low(b) && !used ? LOW : NORMAL, stamp);
+        return (b->session ? PRECIOUS : 0) | (stamp & (PRECIOUS - 1));
 }
 
 static uint64_t current_stamp(const struct space *space, uint32_t id) {
@@ -177,15 +161,9 @@ static uint64_t stamp_at(const struct space *space, uint32_t id, uint64_t clock)
         return ranked(&space->blocks[id], policy_of(space)->stamp(space, id, clock));
 }
 
-/*
- * Using the child uses the parent, too; and a session that ended at the child ends there now. If
- * the parent is precious, its rank is updated as after a use.
- */
+/* Using the child uses the parent, too. */
 static uint64_t stamp_of_parent(const struct block *parent, const struct block *child) {
-        uint64_t own = parent->stamp & BELOW_RANK, from = child->stamp & BELOW_RANK;
-        bool low = is_low(child) && (own & CLOCK) <= (from & CLOCK);
-
-        return rank_stamp(low ? LOW : NORMAL, MAX(own, from));
+        return ranked(parent, MAX(parent->stamp & (PRECIOUS - 1), child->stamp & (PRECIOUS - 1)));
 }
 
 /* Policies that go by worth read another word of each client that uses the block's group. */
@@ -370,18 +348,12 @@ void block_restamp(struct space *space, uint32_t id) {
         sift(space, id);
 }
 
-void block_rank(struct space *space, uint32_t id, uint32_t keep) {
+void block_rank(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
 
-        b->precious = keep >= KVD_keep_high;
         if (!b->stamp)
                 return;
-        if (keep == KVD_keep_low) { /* only uses after this one count */
-                users_look(space, id);
-                b->stamp = rank_stamp(LOW, policy_of(space)->refresh(space, id));
-        } else {
-                b->stamp = rank_stamp(b->precious ? HIGH : NORMAL, b->stamp);
-        }
+        b->stamp = ranked(b, b->stamp);
         sift(space, id);
 }
 
@@ -433,9 +405,8 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         b->root = parent == NONE ? id : space->blocks[parent].root;
         b->child = NONE;
         b->sib_prev = b->sib_next = NONE;
-        b->stamp = rank_stamp(NORMAL, policy_of(space)->first(space));
+        b->stamp = policy_of(space)->first(space);
         b->session = 0;
-        b->precious = false;
         b->score = 0;
         b->summarised = false;
         block_set_record(space, id, 0, 0, 0);
@@ -509,7 +480,7 @@ static bool retire(struct space *space, uint32_t id, uint32_t *reads) {
                 return false;
         }
         index_leave(space, id);
-        spend(reads, sessions_shrink(space, id));
+        spend(reads, sessions_move(space, id, space->blocks[id].parent, NULL));
         block_unlink(space, id);
         leave_lists(space, id);
         block_to_free(space, id);
@@ -571,8 +542,7 @@ static bool try_coldest(struct space *space, struct arena *arena, uint32_t *read
         spend(reads, look_reads(space) + worth_reads(space, id));
         if (users_look(space, id) || warmed_up(space, id))
                 return false;
-        if (!is_low(&space->blocks[id]))
-                space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
+        space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
         return retire(space, id, reads);
 }
 

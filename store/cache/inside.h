@@ -239,23 +239,32 @@ void tenant_leave(struct space *space, struct tenant *tenant);
 /* epoch.c: wakes clients that sleep on a word of the index */
 void epoch_move(shm_u32 *epoch);
 
-/* evict.c: a session begins or ends at the block; keep: the most that any of those there says */
-void block_rank(struct space *space, uint32_t id, uint32_t keep);
+/* evict.c: updates its place after a session has begun or ended there */
+void block_rank(struct space *space, uint32_t id);
 
 /* session.c */
 void sessions_close(struct space *space);
+/* of its chain */
+static inline uint64_t blocks_up_to(const struct space *space, uint32_t id) {
+        return id == NONE ? 0 : block_desc(space, id)->depth + UINT64_C(1);
+}
 
 /* session_chains.c */
-/* the most that any of the sessions that end at the block says; 0: there are none */
-uint32_t sessions_keep(const struct space *space, uint32_t id);
-void session_add_chain(struct space *space, struct session *session, uint32_t id);
+/*
+ * For a session that is beginning. False: it has named the block already. Whatever it names, it is
+ * the last session that came to these blocks.
+ */
+bool session_add_chain(struct space *space, struct session *session, uint32_t id);
 /* takes one of its chains away, and returns the block at which it ended; NONE: nothing was left */
 uint32_t session_take_chain(struct space *space, struct session *session);
+
 /*
- * The block is about to be evicted: its sessions then end at its parent. Returns the number of
- * their chains.
+ * Sessions that end at a block end at `to`, a block before it, or nowhere if that is NONE: the block
+ * is about to leave. Calls `moves`, if any, for each of them. Returns how many sessions it looked
+ * at. A leaf that is evicted is not pinned.
  */
-uint32_t sessions_shrink(struct space *space, uint32_t id);
+typedef void (*session_moves)(struct space *, struct session *, uint32_t id, uint32_t to);
+uint32_t sessions_move(struct space *space, uint32_t id, uint32_t to, session_moves moves);
 
 /* lease.c */
 void leases_drop(struct attachment *attachment, bool died);

@@ -6,10 +6,11 @@
  * domain, not to a connection, and ends when its time is over, or with the daemon.
  *
  * A session is written at the deepest block of each of its chains, since the blocks before that one
- * are evicted after it. There, keep = low or high changes the rank of the leaf (evict.c), and pinned
- * is a hold, so the block is never evicted. When a block leaves, its sessions move to its parent. A
- * space has room for a fixed number of sessions and chains; what is pinned is charged to the domain,
- * and a block that two sessions pin is charged twice.
+ * are evicted after it. There, it gives the leaf a higher rank (evict.c), and keep = pinned is a
+ * hold, too, so the block is never evicted. When a block leaves, or will never get its data, its
+ * sessions move to a block before it. A space has room for a fixed number of sessions and chains;
+ * what is pinned is charged to the domain, is at most half of the space, and a block that two
+ * sessions pin counts twice.
  */
 
 #include <errno.h>
@@ -88,10 +89,6 @@ static struct share share_of(struct space *space, uint32_t user) {
         return share;
 }
 
-static uint64_t blocks_up_to(const struct space *space, uint32_t id) {
-        return id == NONE ? 0 : block_desc(space, id)->depth + UINT64_C(1);
-}
-
 static uint64_t session_blocks(const struct space *space, const struct session *s) {
         uint64_t n = 0;
 
@@ -105,10 +102,11 @@ uint64_t session_pins(const struct space *space, const struct session *s) {
 }
 
 static void begin_chain(struct space *space, struct session *s, uint32_t id) {
-        session_add_chain(space, s, id);
+        if (!session_add_chain(space, s, id))
+                return;
         if (s->keep == KVD_keep_pinned)
                 block_hold(space, id);
-        block_rank(space, id, sessions_keep(space, id));
+        block_rank(space, id);
 }
 
 static void end_chains(struct space *space, struct session *s) {
@@ -119,7 +117,7 @@ static void end_chains(struct space *space, struct session *s) {
                         continue;
                 if (s->keep == KVD_keep_pinned)
                         block_let_go(space, id);
-                block_rank(space, id, sessions_keep(space, id));
+                block_rank(space, id);
         }
         space->leaves.sessions.moved += s->keep == KVD_keep_pinned;
 }
@@ -167,40 +165,74 @@ static uint32_t block_meant(const struct attachment *a, kvd_ref named) {
         return b->private || b->poisoned ? NONE : kvd_ref_id(ref);
 }
 
-/* Sums up what it would pin. -ESTALE: one of them is not cached. */
-static int check_blocks(const struct attachment *a, const struct session_request *q,
-                        uint64_t *bytes) {
-        *bytes = 0;
-        for (uint32_t i = 0; i < q->n_blocks; i++) {
-                uint32_t id = block_meant(a, q->blocks[i]);
+/* What a session would have. */
+struct need {
+        uint32_t chains;
+        uint64_t pins; /* bytes */
+};
 
-                if (id == NONE)
-                        return store_refuse(space_store(a->space), -ESTALE,
-                                            "a block of the session is not in the cache (any "
-                                            "more); look up again");
-                if (q->keep == KVD_keep_pinned)
-                        *bytes += blocks_up_to(a->space, id) * a->space->ix->block_bytes;
-        }
+static int add_need(const struct attachment *a, const struct session_request *q, kvd_ref named,
+                    struct need *need) {
+        uint32_t id = block_meant(a, named);
+
+        if (id == NONE)
+                return store_refuse(space_store(a->space), -ESTALE,
+                                    "a block of the session is not in the cache (any more); look "
+                                    "up again");
+        if (a->space->blocks[id].marked)
+                return 0;
+        a->space->blocks[id].marked = true;
+        need->chains++;
+        if (q->keep == KVD_keep_pinned)
+                need->pins += blocks_up_to(a->space, id) * a->space->ix->block_bytes;
         return 0;
 }
 
-static int check_pins(struct space *space, const struct session_request *q, uint64_t bytes) {
-        uint64_t room = account_room(space->domain, KVD_COST_session_pins);
+/* A block that is named twice counts once. -ESTALE: one of them is not cached. */
+static int check_blocks(const struct attachment *a, const struct session_request *q,
+                        struct need *need) {
+        int r = 0;
 
-        if (bytes <= room)
+        *need = (struct need){0};
+        for (uint32_t i = 0; r == 0 && i < q->n_blocks; i++)
+                r = add_need(a, q, q->blocks[i], need);
+        for (uint32_t i = 0; i < q->n_blocks; i++) {
+                uint32_t id = block_meant(a, q->blocks[i]);
+
+                if (id != NONE)
+                        a->space->blocks[id].marked = false;
+        }
+        return r;
+}
+
+/* Sessions pin at most half of the blocks that the space may have. */
+static uint64_t room_in_space(const struct space *space) {
+        return less(space->memory.max_blocks / 2 * (uint64_t)space->ix->block_bytes,
+                    space->account.used[KVD_COST_session_pins]);
+}
+
+static int check_pins(struct space *space, const struct session_request *q, uint64_t more) {
+        uint64_t room = account_room(space->domain, KVD_COST_session_pins),
+                 here = room_in_space(space);
+        bool of_space = here < room;
+
+        if (more <= MIN(room, here))
                 return 0;
         return store_refuse(space_store(space), -EDQUOT,
-                            "session '%s' would pin %llu KiB more, and sessions of domain '%s' may "
-                            "pin %llu KiB more (see kvctl domain): keep = high, or end others",
-                            q->name, (unsigned long long)(bytes >> 10), space->domain->config.name,
-                            (unsigned long long)(room >> 10));
+                            "session '%s' would pin %llu KiB more, and sessions of %s '%s' may "
+                            "pin %llu KiB more (see kvctl %s): keep = high, or end others",
+                            q->name, (unsigned long long)(more >> 10),
+                            of_space ? "space" : "domain",
+                            of_space ? space->name : space->domain->config.name,
+                            (unsigned long long)(MIN(room, here) >> 10),
+                            of_space ? "sessions" : "domain");
 }
 
 /* old: the session that is replaced, or NULL. */
 static int check_share(struct space *space, const struct share *share, const struct session *old,
-                       const struct session_request *q) {
-        uint32_t chains = share->chains + q->n_blocks - (old ? old->n_chains : 0);
-        uint32_t all = space->leaves.sessions.n_chains + q->n_blocks - (old ? old->n_chains : 0);
+                       uint32_t n) {
+        uint32_t chains = share->chains + n - (old ? old->n_chains : 0);
+        uint32_t all = space->leaves.sessions.n_chains + n - (old ? old->n_chains : 0);
 
         if ((old || (share->unused && share->sessions < tenant_most(STORE_MAX_SESSIONS))) &&
             chains <= tenant_most(STORE_SESSION_CHAINS) && all <= STORE_SESSION_CHAINS)
@@ -212,12 +244,12 @@ static int check_share(struct space *space, const struct share *share, const str
 }
 
 static int check_room(struct space *space, const struct session_request *q,
-                      const struct session *old, uint64_t bytes, struct session **unused) {
+                      const struct session *old, const struct need *need, struct session **unused) {
         struct share share = share_of(space, q->user);
-        int r = check_share(space, &share, old, q);
+        int r = check_share(space, &share, old, need->chains);
 
         if (r == 0)
-                r = check_pins(space, q, less(bytes, old ? old->pinned : 0));
+                r = check_pins(space, q, less(need->pins, old ? old->pinned : 0));
         *unused = share.unused;
         return r < 0 || old ? r : account_charge(space, KVD_COST_sessions, 1);
 }
@@ -246,22 +278,22 @@ static void replace(const struct attachment *a, struct session *s, const struct 
 int space_session(struct attachment *a, const struct session_request *q) {
         struct space *space = a->space;
         struct session *old, *unused;
-        uint64_t bytes;
+        struct need need;
         int r = check(space, q);
 
         if (r == 0)
-                r = check_blocks(a, q, &bytes);
+                r = check_blocks(a, q, &need);
         if (r == 0)
                 r = open_tables(space);
         if (r < 0)
                 return r;
         old = find(space, q->user, q->name);
-        r = check_room(space, q, old, bytes, &unused);
+        r = check_room(space, q, old, &need, &unused);
         if (r < 0)
                 return r;
         if (!old)
                 begin(space, unused, q);
-        replace(a, old ? old : unused, q, bytes);
+        replace(a, old ? old : unused, q, need.pins);
         return 0;
 }
 
@@ -270,7 +302,7 @@ int space_session_end(struct space *space, uint32_t user, const char *name) {
 
         if (!s)
                 return store_refuse(space_store(space), -ENOENT,
-                                    "this user has no session of that name in space '%s'",
+                                    "user %u has no session of that name in space '%s'", user,
                                     space->name);
         end(space, s);
         return 0;

@@ -2,11 +2,8 @@
 
 /*
  * The chains that sessions name (session.c), as lists: those of a session, and those that end at a
- * block. The first one at a block knows how many of them there are of each keep, so that one comes
- * or goes in the same time, however many sessions share the block.
+ * block. Chains of one session end at different blocks, so that it costs a block at most one entry.
  */
-
-#include <string.h>
 
 #include "store/cache/inside.h"
 
@@ -26,61 +23,46 @@ static uint32_t take_entry(struct sessions *all) {
 
 static void give_entry(struct sessions *all, uint32_t at) {
         all->n_chains--;
-        all->chains[at].block = NONE;
         all->chains[at].more = all->unused;
         all->unused = at;
 }
 
-uint32_t sessions_keep(const struct space *space, uint32_t id) {
-        uint32_t first = space->blocks[id].session, keep = first ? KVD_keep_max : 0;
-
-        while (keep && !session_chain(space, first - 1)->n[keep])
-                keep--;
-        return keep;
-}
-
-/* The first entry at a block has the numbers of all of them. */
 static void enter_block(struct space *space, uint32_t at, uint32_t id) {
-        struct session_chain *c = entry(space, at), *next;
+        struct session_chain *c = entry(space, at);
         struct block *b = &space->blocks[id];
 
         c->block = id;
         c->prev = NONE;
         c->next = b->session - 1;
-        memset(c->n, 0, sizeof c->n);
-        if (b->session) {
-                next = entry(space, c->next);
-                next->prev = at;
-                memcpy(c->n, next->n, sizeof c->n);
-        }
+        if (c->next != NONE)
+                entry(space, c->next)->prev = at;
         b->session = at + 1;
-        c->n[chain_session(space, c)->keep]++;
 }
 
 static void leave_block(struct space *space, uint32_t at) {
         struct session_chain *c = entry(space, at);
-        struct block *b = &space->blocks[c->block];
 
-        entry(space, b->session - 1)->n[chain_session(space, c)->keep]--;
         if (c->next != NONE)
                 entry(space, c->next)->prev = c->prev;
-        if (c->prev != NONE) {
+        if (c->prev != NONE)
                 entry(space, c->prev)->next = c->next;
-                return;
-        }
-        b->session = c->next + 1;
-        if (c->next != NONE)
-                memcpy(entry(space, c->next)->n, c->n, sizeof c->n);
+        else
+                space->blocks[c->block].session = c->next + 1;
+        c->block = NONE;
 }
 
-void session_add_chain(struct space *space, struct session *s, uint32_t id) {
-        uint32_t at = take_entry(&space->leaves.sessions);
+bool session_add_chain(struct space *space, struct session *s, uint32_t id) {
+        uint32_t first = space->blocks[id].session, at;
 
+        if (first && chain_session(space, session_chain(space, first - 1)) == s)
+                return false;
+        at = take_entry(&space->leaves.sessions);
         entry(space, at)->session = (uint16_t)(s - space->leaves.sessions.at);
         entry(space, at)->more = s->first;
         s->first = at;
         s->n_chains++;
         enter_block(space, at, id);
+        return true;
 }
 
 uint32_t session_take_chain(struct space *space, struct session *s) {
@@ -94,18 +76,49 @@ uint32_t session_take_chain(struct space *space, struct session *s) {
         return id;
 }
 
-uint32_t sessions_shrink(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
-        uint32_t n = 0;
+/* ---- blocks that leave ----------------------------------------------------------------------- */
 
-        for (uint32_t at = b->session - 1, next; at != NONE; at = next, n++) {
-                next = entry(space, at)->next;
-                entry(space, at)->block = NONE;
-                if (b->parent != NONE)
-                        enter_block(space, at, b->parent);
+/* A bit for each session. */
+struct set {
+        uint64_t bits[STORE_MAX_SESSIONS / 64];
+};
+
+/* Sessions that end at the block. Returns their number. */
+static uint32_t sessions_at(const struct space *space, uint32_t id, struct set *ret) {
+        uint32_t at = id == NONE ? NONE : space->blocks[id].session - 1, n = 0;
+
+        *ret = (struct set){0};
+        for (; at != NONE; at = session_chain(space, at)->next, n++) {
+                uint32_t session = session_chain(space, at)->session;
+
+                ret->bits[session / 64] |= UINT64_C(1) << session % 64;
         }
-        b->session = 0;
-        if (n && b->parent != NONE)
-                space->blocks[b->parent].precious |= b->precious;
+        return n;
+}
+
+/* To NONE if another chain of the same session ends there already. */
+static void move_chain(struct space *space, uint32_t at, uint32_t to, const struct set *there,
+                       session_moves moves) {
+        uint32_t session = entry(space, at)->session, id = entry(space, at)->block;
+
+        if (there->bits[session / 64] >> session % 64 & 1)
+                to = NONE;
+        if (moves)
+                moves(space, &space->leaves.sessions.at[session], id, to);
+        leave_block(space, at);
+        if (to != NONE)
+                enter_block(space, at, to);
+}
+
+uint32_t sessions_move(struct space *space, uint32_t id, uint32_t to, session_moves moves) {
+        struct block *b = &space->blocks[id];
+        struct set there;
+        uint32_t n;
+
+        if (!b->session)
+                return 0;
+        n = sessions_at(space, to, &there);
+        for (; b->session; n++)
+                move_chain(space, b->session - 1, to, &there, moves);
         return n;
 }

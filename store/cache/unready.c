@@ -5,6 +5,7 @@
  * such a block (poisoned). device/semaphore.c finds out which, and names the steps.
  */
 
+#include "store/account.h"
 #include "store/cache/inside.h"
 
 /* Partner: nothing_pending in client/gpu/stream.c. */
@@ -29,8 +30,36 @@ void block_awaits_no_more(struct space *space, struct block_list *list, uint32_t
                 block_list_push(space, &space->unready.poisoned, id);
 }
 
+static void spend(uint32_t *budget, uint32_t n) {
+        *budget -= MIN(*budget, n);
+}
+
+/* A pinned chain of the session ends at `to` (NONE: nowhere) from now on, and not at id. */
+static void let_go(struct space *space, struct session *s, uint32_t id, uint32_t to) {
+        uint64_t bytes = (blocks_up_to(space, id) - blocks_up_to(space, to)) *
+                         space->ix->block_bytes;
+
+        if (s->keep != KVD_keep_pinned)
+                return;
+        if (to != NONE)
+                block_hold(space, to);
+        block_let_go(space, id);
+        s->pinned -= bytes;
+        account_discharge(space, KVD_COST_session_pins, bytes);
+        space->leaves.sessions.moved++;
+}
+
+/* Sessions go on with the block before all that are poisoned. */
+static void move_sessions(struct space *space, uint32_t id, uint32_t *budget) {
+        uint32_t to = space->blocks[space->unready.poisoning.top].parent;
+
+        spend(budget, sessions_move(space, id, to, let_go));
+        if (to != NONE)
+                block_rank(space, to);
+}
+
 /* Steps O5 and O6. Children follow in any order: they cannot be found once their parent is gone. */
-static void poison_one(struct space *space, uint32_t id) {
+static void poison_one(struct space *space, uint32_t id, uint32_t *budget) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         struct block *b = &space->blocks[id];
 
@@ -39,28 +68,29 @@ static void poison_one(struct space *space, uint32_t id) {
         __atomic_store_n(&desc->flags, desc->flags | KVD_DESC_POISONED, __ATOMIC_RELEASE);
         index_leave(space, id);
         b->poisoned = true;
+        move_sessions(space, id, budget);
         block_condemn(space, id);
         if (!b->pending)
                 block_list_push(space, &space->unready.poisoned, id);
         space_count(space, KVD_SPACE_POISONED, 1);
 }
 
-static void go_to(struct space *space, uint32_t id) {
+static void go_to(struct space *space, uint32_t id, uint32_t *budget) {
         space->unready.poisoning.at = id;
         space->unready.poisoning.up = false;
-        poison_one(space, id);
+        poison_one(space, id, budget);
 }
 
-static void poison_next(struct space *space) {
+static void poison_next(struct space *space, uint32_t *budget) {
         struct poisoning *p = &space->unready.poisoning;
         const struct block *b = &space->blocks[p->at];
 
         if (!p->up && b->child != NONE) {
-                go_to(space, b->child);
+                go_to(space, b->child, budget);
         } else if (p->at == p->top) {
                 p->under_way = false;
         } else if (b->sib_next != NONE) {
-                go_to(space, b->sib_next);
+                go_to(space, b->sib_next, budget);
         } else {
                 p->at = b->parent;
                 p->up = true;
@@ -68,14 +98,14 @@ static void poison_next(struct space *space) {
 }
 
 bool poison_goes_on(struct space *space, uint32_t *budget) {
-        for (; *budget && space->unready.poisoning.under_way; --*budget)
-                poison_next(space);
+        for (; *budget && space->unready.poisoning.under_way; spend(budget, 1))
+                poison_next(space, budget);
         return !space->unready.poisoning.under_way;
 }
 
 bool block_poison(struct space *space, uint32_t top, uint32_t *budget) {
         space->unready.poisoning = (struct poisoning){.under_way = true, .top = top};
-        go_to(space, top);
+        go_to(space, top, budget);
         return poison_goes_on(space, budget);
 }
 

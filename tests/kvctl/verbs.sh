@@ -40,6 +40,15 @@ kvctl 0 sessions
 says '^NAME  *KEEP  *BLOCKS  *BYTES  *LEFT$' '^agent-7  *high  *40  *160 KiB  *[0-9]'
 kvctl 0 sessions llama --json
 says '"name": "agent-7"' '"keep": "high"' '"blocks": 40'
+kvctl 2 session end llama
+kvctl 2 session end llama agent-7 --user 4294967296
+kvctl 1 session end llama agent-8
+complains 'no session of that name'
+kvctl 1 session end llama agent-7 --user 77777
+kvctl 0 session end llama agent-7 --user "$(id -u)"
+says '^Session agent-7 is ended'
+kvctl 0 sessions
+says_not agent-7
 kvctl 0 stat llama
 says '^sealed  *46  blocks ' '^lookups  *3  calls ' '^lookup_hits  *2 ' '^tokens_asked  *1600 ' '^tokens_found  *960 ' \
         '^hit_rate  *66\.7 %  lookup_hits / lookups$' '^tokens_reused  *60\.0 %  tokens_found / tokens_asked$'

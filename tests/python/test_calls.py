@@ -249,11 +249,12 @@ def test_sessions(space):
     assert not space.session("agent", chain(715, 1))
     assert space.session("agent", pinned, keep="pinned", ttl=3600)
     pin = space.lookup(other)
-    assert space.session("second", [pin, kvd.Pin(space)], keep="low") and not pin and not pin.blocks
+    assert space.session("second", [pin, kvd.Pin(space)], keep="high") and not pin and not pin.blocks
+    space.end_session("second")
     assert gone(space, other) and space.match(pinned) == len(pinned)
     with raises(kvd.Invalid, "1 to 604800"):
         space.session("agent", pinned, ttl=0)
-    with raises(ValueError, "low, normal, high, pinned"):
+    with raises(ValueError, "high, pinned"):
         space.session("agent", pinned, keep="always")
     with space.lookup(pinned) as pin, raises(kvd.Invalid):
         space.session("two words", pin)
@@ -261,6 +262,18 @@ def test_sessions(space):
     with raises(kvd.NotFound):
         space.end_session("agent")
     assert gone(space, pinned)
+
+
+def test_a_pin_that_a_session_names_twice(space):
+    """It was released twice, which ended the pin of another lookup."""
+    tokens = chain(716, 4)
+    seal(space, 716, 4)
+    with space.lookup(tokens) as other:
+        pin = space.lookup(tokens)
+        assert space.session("twice", [pin, pin]) and not pin
+        space.end_session("twice")
+        assert not gone(space, tokens) and len(other) == 4
+    assert gone(space, tokens)
 
 
 def test_settings(space):

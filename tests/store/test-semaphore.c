@@ -248,6 +248,34 @@ START_TEST(nothing_behind_poison) {
 }
 END_TEST
 
+/* Its hold and its charge stayed for as long as the session, a week perhaps. */
+START_TEST(sessions_leave_poisoned_blocks) {
+        kvd_ref there = seal(b, KVD_ROOT, 0, 0), never = seal(a, there, 1, 1), ends[2];
+        struct session_request q = {.name = "pinned",
+                                    .keep = KVD_keep_pinned,
+                                    .ttl_s = 60,
+                                    .n_blocks = 2,
+                                    .blocks = ends};
+        bool more;
+
+        ends[0] = seal(b, never, 0, 0);
+        ends[1] = seal(b, never, 0, 0);
+        ck_assert_int_eq(space_session(b, &q), 0);
+        q.name = "high";
+        q.keep = KVD_keep_high;
+        ck_assert_int_eq(space_session(b, &q), 0);
+        ck_assert_uint_eq(domain_used(domain, KVD_COST_session_pins), 6 * BLOCK_BYTES);
+        attachment_free(a, true);
+        store_look_at_semaphores(store);
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).sealed, 1);
+        ck_assert_uint_eq(domain_used(domain, KVD_COST_session_pins), BLOCK_BYTES);
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 0);
+        ck_assert_int_eq(space_session_end(space, 0, "pinned"), 0);
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 1);
+}
+END_TEST
+
 /* A chain of 16 has a run, which must no longer be found either. */
 START_TEST(poison_in_the_middle_of_a_run) {
         kvd_ref refs[16], tail[8];
@@ -438,7 +466,8 @@ SUITE("semaphore", FIXTURE(open_all, close_all),
       TESTS(data_arrives, data_that_is_there_at_once, nonsense_is_refused, values_out_of_order,
             pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed,
             worker_gets_it_later, method_turned_on_meanwhile, death_before_the_write,
-            nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison, both_die,
-            what_a_producer_was_filling_is_free_when_it_ends, row_is_used_again,
-            row_waits_for_the_wake, no_wake_where_nobody_waits, space_deleted_meanwhile),
+            nothing_behind_poison, sessions_leave_poisoned_blocks, poison_in_the_middle_of_a_run,
+            pending_behind_poison, both_die, what_a_producer_was_filling_is_free_when_it_ends,
+            row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
+            space_deleted_meanwhile),
       LOOPS(20, at_random))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sessions of agents: which blocks are evicted after others, before others or not at all; when that
- * ends; and what one user and one domain may have of it. The clock is the test's.
+ * Sessions of agents: which blocks are evicted after others or not at all; when that ends; and what
+ * one user, one domain and one space may have of it. The clock is the test's.
  */
 
 #include <errno.h>
@@ -120,21 +120,20 @@ static uint32_t sessions_of(const uint32_t *user, struct session_info *first) {
 
 static const char *const policies[] = {"lru", "fifo", "priority"};
 
-START_TEST(high_goes_after_others_and_low_before) {
-        kvd_ref high, cold, low;
+START_TEST(high_goes_after_others) {
+        kvd_ref high, cold, warm;
 
         set(space, "policy", policies[_i]);
         idle();
         high = chain(100, 4);
         cold = chain(200, 4);
-        low = chain(300, 4);
+        warm = chain(300, 4);
         keep("high", KVD_keep_high, 60, high);
-        keep("low", KVD_keep_low, 60, low);
         check_clean(space);
         ck_assert_uint_eq(evict(4), 4);
-        ck_assert(there(high) && there(cold) && !there(low));
+        ck_assert(there(high) && !there(cold) && there(warm));
         ck_assert_uint_eq(evict(4), 4);
-        ck_assert(there(high) && !there(cold));
+        ck_assert(there(high) && !there(warm));
         ck_assert_uint_eq(evict(4), 4);
         ck_assert(!there(high));
 }
@@ -187,52 +186,6 @@ START_TEST(a_chain_that_loses_its_end_stays_kept) {
 }
 END_TEST
 
-/* Uses a block as kvd_unpin does. */
-static void use(kvd_ref ref) {
-        space_tick(space);
-        a->words[kvd_ref_id(ref)].touch = (uint32_t)space->clock;
-}
-
-START_TEST(low_ends_with_the_next_use) {
-        kvd_ref low = chain(100, 4), cold = chain(200, 4);
-
-        keep("low", KVD_keep_low, 60, low);
-        use(low);
-        ck_assert_uint_eq(evict(4), 4);
-        ck_assert(there(low) && !there(cold));
-}
-END_TEST
-
-/* What a conversation that is over shared with others stays as long as theirs. */
-START_TEST(low_spares_what_others_share) {
-        kvd_ref trunk = chain(100, 4), done = extend(trunk, 200, 2), other = extend(trunk, 300, 2);
-        kvd_ref cold = chain(400, 2);
-
-        keep("done", KVD_keep_low, 60, done);
-        ck_assert_uint_eq(evict(2), 2);
-        ck_assert(!there(done) && there(trunk) && there(other) && there(cold));
-        ck_assert_uint_eq(evict(2), 2);
-        ck_assert(there(trunk) && !there(other) && there(cold));
-}
-END_TEST
-
-/* A client that has ended used the trunk itself, after the conversation that is over. */
-START_TEST(low_spares_what_was_used_later) {
-        kvd_ref trunk = chain(100, 4), done = extend(trunk, 200, 2), cold = chain(400, 2);
-        struct attachment *b = fixture_attach(space);
-
-        space_tick(space);
-        b->words[kvd_ref_id(trunk)].touch = (uint32_t)space->clock;
-        attachment_free(b, false);
-        idle();
-        keep("done", KVD_keep_low, 60, done);
-        ck_assert_uint_eq(evict(2), 2);
-        ck_assert(!there(done) && there(trunk) && there(cold));
-        ck_assert_uint_eq(evict(2), 2);
-        ck_assert(there(trunk) && !there(cold));
-}
-END_TEST
-
 /* Eviction puts leaves in use aside, and gives them a new place afterwards, as a new policy does. */
 START_TEST(high_stays_high_after_it_was_in_use) {
         kvd_ref high = chain(100, 4), later;
@@ -255,16 +208,20 @@ END_TEST
 START_TEST(the_strongest_of_several_counts) {
         kvd_ref shared = chain(100, 4), other = chain(200, 4);
 
-        keep("a", KVD_keep_low, 60, shared);
-        keep("b", KVD_keep_high, 60, shared);
-        keep("c", KVD_keep_normal, 60, shared);
+        keep("a", KVD_keep_high, 60, shared);
+        keep("b", KVD_keep_pinned, 60, shared);
+        keep("c", KVD_keep_high, 60, shared);
         check_clean(space);
-        ck_assert_uint_eq(evict(4), 4);
+        ck_assert_uint_eq(evict(BLOCKS), 4);
         ck_assert(there(shared) && !there(other));
-        other = chain(200, 4);
         end_session("b");
         end_session("c");
         check_clean(space);
+        other = chain(200, 4);
+        ck_assert_uint_eq(evict(4), 4);
+        ck_assert(there(shared) && !there(other));
+        end_session("a");
+        other = chain(200, 4);
         ck_assert_uint_eq(evict(1), 1);
         ck_assert(!there(shared) && there(other));
 }
@@ -328,11 +285,11 @@ START_TEST(users_have_names_of_their_own) {
         struct session_info info;
 
         keep("same", KVD_keep_high, 60, end);
-        ck_assert_int_eq(keep_of(other, "same", KVD_keep_low, 60, end), 0);
+        ck_assert_int_eq(keep_of(other, "same", KVD_keep_high, 60, end), 0);
         ck_assert_int_eq(space_session_end(space, other, "another"), -ENOENT);
         ck_assert_uint_eq(sessions_of(NULL, NULL), 2);
         ck_assert_uint_eq(sessions_of(&other, &info), 1);
-        ck_assert_uint_eq(info.keep, KVD_keep_low);
+        ck_assert_uint_eq(info.keep, KVD_keep_high);
         ck_assert_int_eq(space_session_end(space, other, "same"), 0);
         ck_assert_uint_eq(sessions_of(&other, NULL), 0);
         ck_assert_uint_eq(sessions_of(&me, &info), 1);
@@ -401,41 +358,94 @@ START_TEST(one_user_leaves_some_to_others) {
 
         for (int r = 0; r == 0; n += r == 0) {
                 snprintf(name, sizeof name, "%u", n);
-                r = keep_of(ME, name, KVD_keep_low, 60, end);
+                r = keep_of(ME, name, KVD_keep_high, 60, end);
                 ck_assert(r == 0 || r == -ENOBUFS);
         }
         ck_assert_uint_eq(n, most);
         keep("0", KVD_keep_high, 60, end); /* it replaces one */
-        ck_assert_int_eq(keep_of(ME + 1, "0", KVD_keep_low, 60, end), 0);
+        ck_assert_int_eq(keep_of(ME + 1, "0", KVD_keep_high, 60, end), 0);
         check_clean(space);
         pass(60);
         ck_assert_uint_eq(domain_used(domain, KVD_COST_sessions), 0);
 }
 END_TEST
 
+static int keep_many(const char *name, uint32_t how, uint32_t n, const kvd_ref *ends) {
+        return space_session(a, &(struct session_request){.name = name,
+                                                          .user = ME,
+                                                          .keep = how,
+                                                          .ttl_s = 60,
+                                                          .n_blocks = n,
+                                                          .blocks = ends});
+}
+
 START_TEST(one_user_leaves_chains_to_others) {
-        kvd_ref ends[MANY], end = chain(100, 1);
-        struct session_request q = {.keep = KVD_keep_low, .ttl_s = 60, .blocks = ends, .user = ME};
         uint32_t n = 0, most = tenant_most(STORE_SESSION_CHAINS);
+        kvd_ref ends[MANY];
         char name[16];
 
         for (uint32_t i = 0; i < MANY; i++)
-                ends[i] = end;
-        q.n_blocks = MANY;
-        q.name = name;
+                ends[i] = chain(100 * (i + 1), 1);
         for (int r = 0; r == 0; n += r == 0) {
                 snprintf(name, sizeof name, "%u", n);
-                r = space_session(a, &q);
+                r = keep_many(name, KVD_keep_high, MANY, ends);
                 ck_assert(r == 0 || r == -ENOBUFS);
         }
         ck_assert_uint_eq(n, most / MANY);
         check_clean(space);
-        q.user++;
-        ck_assert_int_eq(space_session(a, &q), 0);
-        ck_assert_uint_eq(evict(1), 1); /* all of them lose their only block */
+        ck_assert_int_eq(keep_of(ME + 1, "0", KVD_keep_high, 60, ends[0]), 0);
+        ck_assert_uint_eq(evict(1), 1); /* many lose their only block there */
         check_clean(space);
-        ck_assert_int_eq(space_session_end(space, ME, "0"), 0);
+        end_session("0");
         check_clean(space);
+}
+END_TEST
+
+START_TEST(a_block_named_many_times_is_one_chain) {
+        kvd_ref ends[MANY], trunk = chain(100, 2), one, two;
+        struct session_info info;
+
+        for (uint32_t i = 0; i < MANY; i++)
+                ends[i] = trunk;
+        ck_assert_int_eq(keep_many("same", KVD_keep_pinned, MANY, ends), 0);
+        ck_assert_uint_eq(space->leaves.sessions.n_chains, 1);
+        ck_assert_uint_eq(domain_used(domain, KVD_COST_session_pins), 2 * BLOCK_BYTES);
+        one = extend(trunk, 500, 1);
+        two = extend(trunk, 600, 1);
+        ck_assert_int_eq(keep_many("same", KVD_keep_high, 3, (kvd_ref[]){one, two, one}), 0);
+        ck_assert_uint_eq(space->leaves.sessions.n_chains, 2);
+        ck_assert_uint_eq(evict(2), 2); /* both chains end at the trunk then, which is one chain */
+        check_clean(space);
+        sessions_of(NULL, &info);
+        ck_assert_uint_eq(info.blocks, 2);
+        ck_assert(there(trunk) && !there(one) && !there(two));
+}
+END_TEST
+
+/* A user could have pinned all of a small space for a week. */
+START_TEST(pins_are_at_most_half_of_a_space) {
+        struct space *small = fixture_space("small", 8);
+        kvd_ref end, blocks[8];
+        int n;
+
+        attachment_free(a, false);
+        a = fixture_attach(small);
+        end = chain(100, 4);
+        ck_assert_int_eq(keep_of(ME, "half", KVD_keep_pinned, 60, end), 0);
+        end = chain(9000, 1);
+        ck_assert_int_eq(keep_of(ME, "more", KVD_keep_pinned, 60, end), -EDQUOT);
+        ck_assert_msg(strstr(store_why(store), "space 'small'"), "%s", store_why(store));
+        ck_assert_int_eq(keep_of(ME, "half", KVD_keep_pinned, 60, end), 0); /* in its place */
+        end = chain(100, 4);
+        ck_assert_int_eq(keep_of(ME, "half", KVD_keep_pinned, 60, end), 0);
+        for (uint32_t i = 0; (n = space_allocate(a, 1, blocks)) > 0; i++)
+                ck_assert_uint_lt(i, 8);
+        ck_assert_int_eq(n, -ENOBUFS);
+        ck_assert_msg(strstr(store_why(store), "sessions pin up to 4 (see kvctl sessions)"), "%s",
+                      store_why(store));
+        a = attachment_free(a, false);
+        idle();
+        check_clean(small);
 }
 END_TEST
 
@@ -451,14 +461,13 @@ START_TEST(a_space_with_pinned_blocks_is_not_removed) {
 }
 END_TEST
 
-SUITE("sessions", FIXTURE(set_up, tear_down),
-      LOOPS(ARRAY_SIZE(policies), high_goes_after_others_and_low_before),
+SUITE("sessions", FIXTURE(set_up, tear_down), LOOPS(ARRAY_SIZE(policies), high_goes_after_others),
       TESTS(pinned_is_not_evicted, a_pinned_chain_is_not_offered_to_clients,
-            a_chain_that_loses_its_end_stays_kept, low_ends_with_the_next_use,
-            low_spares_what_others_share, low_spares_what_was_used_later,
-            high_stays_high_after_it_was_in_use, the_strongest_of_several_counts),
+            a_chain_that_loses_its_end_stays_kept, high_stays_high_after_it_was_in_use,
+            the_strongest_of_several_counts),
       TESTS(a_name_again_replaces_chain_and_time, sessions_end_by_themselves,
             high_that_is_over_is_like_others, users_have_names_of_their_own),
       TESTS(nonsense_is_refused_and_changes_nothing, pins_are_bounded_by_the_domain,
             one_user_leaves_some_to_others, one_user_leaves_chains_to_others,
+            a_block_named_many_times_is_one_chain, pins_are_at_most_half_of_a_space,
             a_space_with_pinned_blocks_is_not_removed))

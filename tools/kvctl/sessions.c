@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * sessions: what agents asked to keep, by name. Users see their own sessions, and administrators
- * those of all users.
+ * sessions: what agents asked to keep, by name; session end: ends one. Users see and end their own
+ * sessions, and administrators those of all users.
  */
+
+#include <errno.h>
 
 #include "ipc/base/enums.h"
 #include "tools/kvctl/kvctl.h"
@@ -57,4 +59,47 @@ int verb_sessions(struct kvctl *kvctl, struct answer *answer) {
         int r = kvctl_spaces(kvctl, &list);
 
         return r < 0 ? r : add_sessions(kvctl, answer, &list);
+}
+
+/* ---- session end ----------------------------------------------------------------------------- */
+
+static const struct column end_columns[] = {
+        {"domain", NULL, UNIT_NONE},
+        {"space", NULL, UNIT_NONE},
+        {"name", NULL, UNIT_NONE},
+};
+
+static int parse(struct kvctl *kvctl, struct kvd_msg_session_end *ret) {
+        const struct args *args = &kvctl->args;
+
+        ret->name = kvd_slice_of(args->operand[1]);
+        ret->user = args_has(args, FLAG_USER) ? args->number[FLAG_USER] + 1 : 0;
+        if (args->number[FLAG_USER] <= UINT32_MAX && ret->name.size <= KVD_NAME_MAX)
+                return 0;
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                          "NAME and UID are those of a session in \"kvctl sessions\"");
+}
+
+int verb_session_end(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_RECORD(answer, "session", end_columns);
+        struct kvd_msg_session_end_reply reply;
+        struct kvd_msg_session_end request;
+        struct space_name space;
+        int r = t ? parse(kvctl, &request) : kvctl_out_of_memory(kvctl);
+
+        if (r == 0)
+                r = kvctl_space(kvctl, &space);
+        if (r < 0)
+                return r;
+        request.space = kvd_slice_of(space.name);
+        request.domain = kvd_slice_of(space.domain);
+        r = kvctl_call(kvctl, KVD_MSG_session_end, &request, &reply);
+        if (r < 0)
+                return r;
+        table_string(t, space.domain);
+        table_string(t, space.name);
+        table_string(t, kvctl->args.operand[1]);
+        answer_say(answer, "Session %s is ended; its blocks are like others.",
+                   kvctl->args.operand[1]);
+        return 0;
 }

@@ -18,7 +18,7 @@ _CHOICES = {
     "kind": {"causal": 1, "bidirectional": 2},
     "keys": {"serve": 1, "paper": 2},
     "policy": {"lru": 1, "fifo": 2, "priority": 3},
-    "keep": {"low": 1, "normal": 2, "high": 3, "pinned": 4},
+    "keep": {"high": 1, "pinned": 2},
 }
 _DTYPES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "int8": "i8",
            "int4": "q4", "fp8": "e4m3", "fp8_e4m3": "e4m3", "float8_e4m3fn": "e4m3", "fp8_e5m2": "e5m2",

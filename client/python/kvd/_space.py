@@ -329,10 +329,10 @@ class Space:
         stored, or the chains and objects of pins, which are then released.
 
         Until ttl seconds have passed (at most a week), end_session() or the end of the daemon, their blocks are evicted
-        after all others of the space (keep="high"), not at all ("pinned"), like others ("normal"), or before others, until
-        they are used again ("low"). The session belongs to this user, not to this process. A call with the same name
-        replaces it. Returns False, and changes nothing, if nothing of it is stored. Raises kvd.QuotaExceeded if it would
-        pin more than the domain may, kvd.PoolFull if there are too many sessions; pins then stay.
+        after all others of the space (keep="high"), or not at all ("pinned"). The session belongs to this user, not to this
+        process. A call with the same name replaces it. Returns False, and changes nothing, if nothing of it is stored.
+        Raises kvd.QuotaExceeded if sessions would pin more than the space or the domain may, or the domain may have no
+        more sessions, kvd.PoolFull if there are too many sessions; pins then stay.
         """
         how, pins = choice("keep", keep), self._pins_of(what, salt)
         if not any(pins):
@@ -348,7 +348,7 @@ class Space:
         if isinstance(what, Pin):
             return [what]
         if isinstance(what, (list, tuple)) and what and all(isinstance(it, Pin) for it in what):
-            return list(what)
+            return list(dict.fromkeys(what))    # libkvd would unpin copies of a struct, too
         row = words(what)
         return [self.lookup(row, group, salt=salt) for group in range(self.geometry.layer_groups or 1)]
 

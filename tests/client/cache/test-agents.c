@@ -129,7 +129,7 @@ START_TEST(a_session_outlives_its_client) {
         struct kvd_msg_session_info_reply info;
 
         in_process_that_is_killed(pin_one);
-        keep("done", KVD_KEEP_LOW, 2);
+        keep("done", KVD_KEEP_HIGH, 2);
         ck_assert_int_eq(kvd_session_end(space, "done"), 0);
         evict(0);
         ck_assert_uint_eq(blocks_left(1), LENGTH);
@@ -148,24 +148,18 @@ START_TEST(a_session_outlives_its_client) {
 END_TEST
 
 START_TEST(eviction_follows_what_sessions_say) {
-        struct kvd_pin pin = {0}, last = {0};
+        struct kvd_pin pin = {0};
 
         keep("first", KVD_KEEP_HIGH, 1);
-        store(3, &last);
-        store(2, &pin);
-        kvd_unpin(space, &pin);
-        store(6, &pin);
-        kvd_unpin(space, &pin);
-        /* its release is no use */
-        ck_assert_int_eq(kvd_session(space, "last", KVD_KEEP_LOW, 60, &last, 1), 0);
+        for (uint32_t which = 2; which < 4; which++) {
+                store(which, &pin);
+                kvd_unpin(space, &pin);
+        }
         evict(LENGTH);
-        ck_assert(blocks_left(1) == LENGTH && blocks_left(2) == LENGTH && !blocks_left(3));
-        evict(LENGTH);
-        ck_assert(blocks_left(1) == LENGTH && !blocks_left(2));
-        keep("last", KVD_KEEP_NORMAL, 4);
-        keep("first", KVD_KEEP_LOW, 5); /* its old chain is like others now, and older */
+        ck_assert(blocks_left(1) == LENGTH && !blocks_left(2) && blocks_left(3) == LENGTH);
+        keep("first", KVD_KEEP_HIGH, 4); /* its old chain is like others now, and older */
         evict(2 * LENGTH);
-        ck_assert(!blocks_left(1) && !blocks_left(5) && blocks_left(4) == LENGTH);
+        ck_assert(!blocks_left(1) && !blocks_left(3) && blocks_left(4) == LENGTH);
 }
 END_TEST
 
@@ -221,13 +215,27 @@ END_TEST
 #define USER_A 4241u
 #define USER_B 4242u
 
+/* Ends that user's session. */
+static int end_of(uid_t user) {
+        struct kvd_msg_session_end request = {.space = kvd_slice_of("s"),
+                                              .name = kvd_slice_of("agent"),
+                                              .user = user + UINT64_C(1)};
+        struct conn *conn = instance_connect(&server);
+        int r = conn_call(conn, KVD_MSG_session_end, &request, NULL);
+
+        conn_close(conn);
+        return r;
+}
+
 static void see_none(void) {
         struct kvd_msg_session_info_reply info;
 
         if (sessions(&info) != 0 || kvd_session_end(space, "agent") != -ENOENT)
                 die("a user sees another one's session");
-        keep("agent", KVD_KEEP_LOW, 2);
-        if (sessions(&info) != 1 || info.uid != USER_B || info.keep != KVD_KEEP_LOW)
+        if (end_of(USER_A) != -EPERM || end_of(USER_B) != -ENOENT)
+                die("a user ends another one's session");
+        keep("agent", KVD_KEEP_HIGH, 2);
+        if (sessions(&info) != 1 || info.uid != USER_B || info.keep != KVD_KEEP_HIGH)
                 die("a user does not see its own session");
 }
 
@@ -253,6 +261,10 @@ START_TEST(users_see_their_own_sessions) {
         evict(0);
         ck_assert_uint_eq(sessions(&info), 2); /* root is an administrator */
         ck_assert_uint_eq(blocks_left(1), LENGTH);
+        ck_assert_int_eq(end_of(USER_A), 0);
+        ck_assert_int_eq(end_of(USER_A), -ENOENT);
+        evict(0);
+        ck_assert(sessions(&info) == 1 && info.uid == USER_B && !blocks_left(1));
 }
 END_TEST
 

@@ -309,14 +309,14 @@ static void sessions_that_pin(const struct hostile *h) {
         kvd_ref end;
 
         while (!error && seal_alone(fd, space, n, &end))
-                error = begin_session(fd, space, n++, 4, &end, 1);
+                error = begin_session(fd, space, n++, 2, &end, 1);
         if (error && error != EDQUOT && error != ENOBUFS)
                 die("a session is refused with error %u", error);
         for (uint32_t i = 0; i < 2000; i++)
-                begin_session(fd, space, i, 1 + i % 4, &end, 1);
+                begin_session(fd, space, i, i % 3, &end, 1);
         for (uint32_t id = 0; id < 512; id++) {
                 end = kvd_ref_make(id, id % 40);
-                begin_session(fd, space, 0, 4, &end, 1);
+                begin_session(fd, space, 0, 2, &end, 1);
         }
 }
 
@@ -333,7 +333,7 @@ static void sessions_of_many_chains(const struct hostile *h) {
                 for (uint32_t i = 0; i < ARRAY_SIZE(ends); i++)
                         ends[i] = end;
                 for (uint32_t i = 0; i < 33; i++)
-                        begin_session(fd, space, i, 1 + (i + round) % 3, ends, ARRAY_SIZE(ends));
+                        begin_session(fd, space, i, 1 + (i + round) % 2, ends, ARRAY_SIZE(ends));
                 evict.evict.space = kvd_slice_of("misused");
                 raw_call(fd, &evict, &reply, NULL);
         }

@@ -301,7 +301,7 @@ static struct kvd_msg send_session(void) {
         reply = peer_ok(me, seal_message(0, 2 + tokens_used++, n_refs));
         memcpy(ends, reply.seal_reply.blocks.data, n_refs * sizeof *ends);
         n_refs = 0;
-        return MSG(session, mine, kvd_slice_of("agent"), KVD_keep_low, 60,
+        return MSG(session, mine, kvd_slice_of("agent"), KVD_keep_high, 60,
                    {ends, reply.seal_reply.blocks.size});
 }
 
@@ -310,6 +310,13 @@ static struct kvd_msg send_session_info(void) {
 
         peer_ok(me, m);
         return MSG(session_info, TARGET, {0}, 0);
+}
+
+static struct kvd_msg send_session_end(void) {
+        struct kvd_msg m = send_session();
+
+        peer_ok(me, m);
+        return MSG(session_end, TARGET, {0}, kvd_slice_of("agent"), 0);
 }
 
 static struct kvd_msg send_evict(void) {
@@ -536,7 +543,7 @@ static request *const rows[FIRST_OF_WORKERS] = {
         ROW(pins),        ROW(chain_info),   ROW(check),       ROW(daemon_info),  ROW(space_info),
         ROW(client_info), ROW(client_end),   ROW(domain_info), ROW(space_delete), ROW(fetch),
         ROW(tier_info),   ROW(follow),       ROW(post),        ROW(flush),        ROW(lifeline),
-        ROW(session),     ROW(session_info),
+        ROW(session),     ROW(session_info), ROW(session_end),
 };
 
 /*
