@@ -30,6 +30,7 @@ from kvd.engines._vllm_groups import Groups
 from kvd.engines._vllm_ledger import Ledger
 from kvd.engines._vllm_pool import Manager
 from kvd.engines._vllm_rows import Rows
+from kvd.engines._vllm_session import Session
 
 SIZE, LENGTH = 16, 512
 TOKENS = [7 + i % 250 for i in range(10 * SIZE + 5)]
@@ -37,7 +38,7 @@ KVCacheConfig.needs_kv_cache_zeroing = True     # as for caches of mixed precisi
 
 
 @contextmanager
-def manager(socket: str, keep: int = 4, most: int = 0, ahead: int = 0):
+def manager(socket: str, keep: int = 4, most: int = 0, ahead: int = 0, pin: bool = True):
     spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
     with kvd.connect(socket) as client:
         geometry = kvd.Geometry.opaque(spec.page_size_bytes, "manager", block_tokens=SIZE)
@@ -45,7 +46,7 @@ def manager(socket: str, keep: int = 4, most: int = 0, ahead: int = 0):
             caches = KVCacheConfig(num_blocks=space.memory().blocks, kv_cache_tensors=[],
                                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
             it = KVCacheManager(caches, LENGTH, SIZE, SIZE)
-            Manager.adopt(it, Ledger(space, Groups(it.coordinator, ahead), keep=keep, wait=0))
+            Manager.adopt(it, Ledger(space, Groups(it.coordinator, ahead), keep=keep, wait=0, pin=pin))
             it.ledger.fetch(1)      # the first block of a pool is vLLM's null block
             yield it
             it.ledger.shut()
@@ -163,69 +164,6 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
 
 
-# ---- what requests ask to be kept ------------------------------------------------------------------------------------
-
-def check_what_is_kept(socket: str) -> None:
-    """A kept prefix outlives the pool's other blocks, until its time is over, its session ends, or blocks run out."""
-    def keep(it: Manager, name: str, seconds: float, priority: float = 0) -> None:
-        ended(it, request(name, prompt(name), {"kvd_retain_s": seconds, "kvd_priority": priority}, session_id=name))
-
-    def prompt(name: str) -> list[int]:
-        return [ord(name)] + TOKENS[:4 * SIZE]
-
-    def there(it: Manager, *names: str) -> str:
-        """Which of them are still there after as many other blocks as the pool has."""
-        for i in range(16):
-            ended(it, request(f"other{i}", [1000 + i] + TOKENS[:4 * SIZE]))
-        return "".join(name for name in names if it.ledger.space.match(prompt(name)))
-
-    with manager(socket, keep=1, most=64) as it:
-        retained, now = it.ledger.retained, 0.0
-        retained.clock, retained.few, retained.most = lambda: now, 0, 12
-        retained.thread = True          # this test looks at the clock itself
-        ended(it, request("a", prompt("a")))
-        assert there(it, "a") == ""
-        keep(it, "a", 10)
-        keep(it, "b", 20)
-        assert there(it, "a", "b") == "ab" and retained.blocks == 8
-        keep(it, "b", 0)
-        assert there(it, "a", "b") == "a" and retained.blocks == 4
-        now = 9.9
-        retained.look()
-        assert there(it, "a") == "a"
-        now = 10
-        retained.look()
-        assert there(it, "a") == "" and not retained.sessions
-        for name, seconds, priority in (("a", 50, 1), ("b", 30, 0), ("c", 20, 0), ("d", 40, 0)):
-            keep(it, name, seconds, priority)       # 12 blocks at most
-        assert there(it, *"abcd") == "abd"
-        serve(it, large := request("large", [9] * (30 * SIZE)))
-        serve(it, larger := request("larger", [8] * (22 * SIZE)))       # needs blocks of b, which is less important than a
-        assert [*retained.sessions] == ["a", "d"], retained.sessions
-        for asked in (large, larger):
-            it.free(asked)
-        retained.few = 64
-        retained.look()                 # blocks are short for others, too
-        assert not retained.sessions
-
-
-def check_what_is_not_kept(socket: str) -> None:
-    with manager(socket, keep=1) as it:
-        for hint in ({"kvd_retain_s": "long"}, {"kvd_retain_s": -1}, {"kvd_retain_s": float("nan")}, {"kvd_retain_s": []},
-                     {"kvd_retain_s": 5, "kvd_priority": "high"}, {"kvd_priority": 1}, {}, None):
-            ended(it, request("wrong", TOKENS, hint))
-        ended(it, request("short", TOKENS[:SIZE - 1], {"kvd_retain_s": 5}))
-        serve(it, asked := request("preempted", TOKENS, {"kvd_retain_s": 5}))
-        it.free(asked)
-        assert not it.ledger.retained.sessions
-        for end in (lambda: (it.ledger.forget(), it.ledger.fetch(1)), lambda: it.ledger.lose(kvd.Error(errno.ECONNRESET, "gone"))):
-            ended(it, request("long", TOKENS, {"kvd_retain_s": 1e99}))
-            (kept,) = it.ledger.retained.sessions.values()
-            assert kept.until <= it.ledger.retained.clock() + 86400 and it.ledger.retained.blocks == 10
-            end()
-            assert not it.ledger.retained.sessions and not any(kept.pins)
-
-
 # ---- sessions --------------------------------------------------------------------------------------------------------
 
 def check_sessions(socket: str) -> None:
@@ -254,13 +192,65 @@ def check_sessions(socket: str) -> None:
     with manager(socket, keep=1, most=64) as it:
         kvctl("evict", it.ledger.space.name, "--all")
         assert it.ledger.space.match(pinned) == len(pinned) and not it.ledger.space.match(high)
-        end(it, 1, {"name": "one", "keep": "low"})
         end(it, 4, {"name": "two", "ttl": 0})
-        assert sessions() == {"one": ("low", 10)}
-        later = end(it, 5, None)
-        kvctl("evict", it.ledger.space.name, "--blocks", "1")
-        assert it.ledger.space.match(pinned) == 9 * SIZE and it.ledger.space.match(later) == len(later)
+        end(it, 1, {"name": "one"})
+        assert sessions() == {"one": ("high", 10)}
+        end(it, 5, None)
+        kvctl("evict", it.ledger.space.name, "--blocks", "10")
+        assert it.ledger.space.match(pinned) == len(pinned)
         it.ledger.space.end_session("one")
+    with manager(socket, keep=1, most=64, pin=False) as it:
+        end(it, 1, {"name": "one", "keep": "pinned"})
+        assert sessions() == {"one": ("high", 10)}      # any client of vLLM's server could pin
+        it.ledger.space.end_session("one")
+
+
+def check_sessions_that_end(socket: str) -> None:
+    """"ttl": 0 ends a session, whatever became of the request; and what would be refused again is told once."""
+    def over(name: str, tokens: list[int], **more) -> Request:
+        asked = request(name, tokens, {"kvd_session": {"name": "agent", "ttl": 0}}, **more)
+        asked.status = RequestStatus.FINISHED_ABORTED
+        return asked
+
+    with manager(socket, keep=1, most=64) as it:
+        def begin() -> None:
+            ended(it, request("begin", TOKENS, {"kvd_session": {"name": "agent"}}))
+
+        def is_over() -> bool:
+            try:
+                it.ledger.space.end_session("agent")
+            except kvd.NotFound:
+                return True
+            return False
+
+        begin()
+        assert not is_over()
+        begin()
+        it.free(over("never admitted", TOKENS))
+        assert is_over()
+        begin()
+        serve(it, asked := request("short", [5], {"kvd_session": {"name": "agent", "ttl": 0}}))
+        asked.status = RequestStatus.FINISHED_STOPPED
+        it.free(asked)
+        assert is_over()
+        begin()
+        serve(it, asked := request("doubtful", TOKENS, {"kvd_session": {"name": "agent", "ttl": 0}}))
+        asked.status = RequestStatus.FINISHED_STOPPED
+        it.ledger.doubtful.add("doubtful")
+        it.free(asked)
+        assert is_over() and not it.ledger.doubtful
+
+    tries = []
+
+    def refuse(name: str, pins: list, keep: str, ttl: int) -> None:
+        tries.append(keep)
+        raise kvd.QuotaExceeded(errno.EDQUOT, reason)
+
+    for reason, expected in (("domain 'd' is at its limit of this: sessions", ["pinned"]),
+                             ("session 'x' would pin 9 KiB more", ["pinned", "high"])):
+        tries.clear()
+        Session("x", "pinned", 9).tell(SimpleNamespace(session=refuse), [])
+        assert tries == expected, tries
 
 
 # ---- what routers are told -------------------------------------------------------------------------------------------
@@ -348,7 +338,7 @@ class Told:
 
 
 if __name__ == "__main__":
-    for check in (check_what_is_kept, check_what_is_not_kept, check_sessions, check_events,
+    for check in (check_sessions, check_sessions_that_end, check_events,
                   check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
                   check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes, check_a_watermark):
         check(sys.argv[1])

@@ -248,7 +248,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager) -> None:
         groups = Groups(kv_cache_manager.coordinator, self.ahead)
         self.ledger = Ledger(self.space, groups, keep=min(32, self.blocks // 32),
-                             wait=float(self.extra("fetch_wait", 1.0)), retain=float(self.extra("retain", 0.25)))
+                             wait=float(self.extra("fetch_wait", 1.0)), pin=bool(self.extra("pin", False)))
         Manager.adopt(kv_cache_manager, self.ledger)
         if self.extra("methods", False):
             self.ledger.methods = Methods(self.ledger, kv_cache_manager.block_pool.null_block, *self.limits, rows=self.rows)

@@ -36,7 +36,6 @@ from ._vllm_events import Salts
 from ._vllm_groups import Groups, Kind
 from ._vllm_keys import extra_key, salt_ahead, tokens_of
 from ._vllm_methods import Methods
-from ._vllm_retain import Hint, Retained
 from ._vllm_session import Session
 
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
@@ -74,9 +73,9 @@ class Numbers:
 class Ledger:
     SERVING, AWAY, STALE = "serving", "away", "stale"
 
-    def __init__(self, space: kvd.Space, groups: Groups, keep: int, wait: float, retain: float = 0.25):
-        self.space, self.groups, self.keep, self.wait = space, groups, keep, wait
-        self.size, self.retained, self.salts = groups.size, Retained(space, retain), Salts()
+    def __init__(self, space: kvd.Space, groups: Groups, keep: int, wait: float, pin: bool = False):
+        self.space, self.groups, self.keep, self.wait, self.pin = space, groups, keep, wait, pin
+        self.size, self.salts = groups.size, Salts()
         self.free: list[kvd.Block] = []                 # allocated, and unused
         self.ours: dict[int, kvd.Block] = {}            # being written by a request, or published by us
         self.gone: list[kvd.Block] = []                 # returned by vLLM, and no longer writable
@@ -108,8 +107,6 @@ class Ledger:
             self.forget()
         if self.state is not self.STALE and (self.state is self.SERVING or start > self.retry):
             full = self._take(max(n - len(self.free), 1))
-            while len(self.free) < n and self.state is self.SERVING and self.retained.give_up():
-                full = self._take(n - len(self.free))
             if full:
                 self._tell_full(full)
         self.numbers.take_s += time.perf_counter() - start
@@ -389,25 +386,20 @@ class Ledger:
             for table in tables:
                 self.held.setdefault(table[i].block_id, []).append(found)
 
-    def leave(self, request_id: str) -> Chain | None:
+    def leave(self, request: Request) -> Chain | None:
         """Publish and remove a request's chain, before its blocks are released."""
+        request_id = request.request_id
         chain, plan = self.chains.pop(request_id, None), self.planned.pop(request_id, Plan())
         if chain:
             self._publish(chain, plan)
         self._forget_plan(plan)
-        if chain and request_id not in self.doubtful and chain.request.is_finished():
-            self._retain(chain)
-            chain.session = Session.of(chain.request)
+        session = Session.of(request, self.pin) if request.is_finished() else None
+        if session and session.ttl == 0 and self.state is self.SERVING:
+            session.end(self.space)         # whatever became of the request
+        elif chain and request_id not in self.doubtful:
+            chain.session = session
         self.doubtful.discard(request_id)
         return chain
-
-    def _retain(self, chain: Chain) -> None:
-        """Keep what has been published of a request that has ended, if it asked for that."""
-        hint = Hint.of(chain.request)
-        if hint and not hint.seconds:
-            self.retained.end(hint.session)
-        elif hint and chain.length and self.state is self.SERVING:
-            self.retained.keep(hint, self._look_up_again(chain))
 
     def _look_up_again(self, chain: Chain) -> list[kvd.Pin]:
         """Return pins of what has been published of a request."""
@@ -438,7 +430,7 @@ class Ledger:
         """Release a chain whose blocks are not read any more."""
         start = time.perf_counter()
         self._close_pins(chain)
-        if chain.session and chain.length and self.state is self.SERVING:
+        if chain.session and chain.session.ttl and chain.length and self.state is self.SERVING:
             chain.session.tell(self.space, self._look_up_again(chain))
         if chain.kept and self.methods:
             self.methods.end()
@@ -554,7 +546,6 @@ class Ledger:
         """Note that the daemon is gone. AWAY: no daemon runs. STALE: a new one runs, and all blocks of the old one must be
         released."""
         self.retry = time.perf_counter() + RETRY
-        self.retained.clear()
         if self.state is self.SERVING:
             logger.warning("kvd: the daemon is gone; running requests continue unshared, new ones wait (%s)", error)
         if error.errno == errno.ESTALE and self.state is not self.STALE:
@@ -567,7 +558,6 @@ class Ledger:
     def forget(self) -> None:
         """Release everything that is unused."""
         self.drop_found()
-        self.retained.clear()
         self.space.free(self.free + ([self.null] if self.null else []))
         self.free, self.null = [], None
         if self.state is self.STALE:
@@ -575,7 +565,6 @@ class Ledger:
             self.top = 0
 
     def shut(self) -> None:
-        self.retained.close()
         for chain in self.chains.values():
             self.close(chain)
         for uses in self.held.values():

@@ -31,7 +31,7 @@ class Pool(BlockPool):
         if not self.admitting:
             return len(ledger.free)
         reserved = ledger.methods.reserved() if ledger.methods else 0
-        return len(ledger.free) + ledger.space.available() + ledger.retained.blocks - reserved
+        return len(ledger.free) + ledger.space.available() - reserved
 
     def get_cached_block(self, block_hash: int, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
         ids = self.ledger.cached((block_hash + 1) * self.hash_block_size, kv_cache_group_ids)
@@ -205,13 +205,13 @@ class Manager(KVCacheManager):
         super().remove_skipped_blocks(request_id, processed_computed_tokens, num_prompt_tokens)
 
     def free(self, request: Request) -> None:
-        chain = self.ledger.leave(request.request_id)
+        chain = self.ledger.leave(request)
         super().free(request)
         if chain:
             self.ledger.close(chain)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         """Return the request's blocks and its chain, to be freed together, because a step in flight may use them."""
-        chain = self.ledger.leave(request.request_id)
+        chain = self.ledger.leave(request)
         blocks = super().pop_blocks_for_free(request)
         return blocks + [chain] if chain else blocks

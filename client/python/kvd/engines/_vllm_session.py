@@ -3,8 +3,8 @@
 
     "kvd_session": {"name": "agent-7", "keep": "high", "ttl": 300}
 
-name: by default vLLM's session_id. keep: low, normal, high (the default) or pinned. ttl: in seconds, by default 300; 0
-ends the session. It names the prompt and the answer, as far as they are stored, when the request has ended. The daemon keeps
+name: by default vLLM's session_id. keep: high (the default), or pinned, which any client of vLLM's server can say, so that
+it means high unless the extra configuration has "pin": true. ttl: in seconds, by default 300; 0 ends the session. It names the prompt and the answer, as far as they are stored, when the request has ended. The daemon keeps
 it: the next request may be served by another vLLM, and this one may have ended.
 """
 
@@ -29,7 +29,7 @@ class Session:
     ttl: int
 
     @classmethod
-    def of(cls, request: Request) -> Session | None:
+    def of(cls, request: Request, pin: bool) -> Session | None:
         """Return what a request says; None if nothing. Wrong values are logged, and mean nothing."""
         given = (request.kv_transfer_params or {}).get("kvd_session")
         if given is None:
@@ -44,15 +44,22 @@ class Session:
             logger.warning("kvd: request %s: kvd_session has a name, keep and ttl (whole seconds), and is not %r",
                            request.request_id, given)
             return None
+        if keep == "pinned" and not pin:
+            logger.warning_once("kvd: sessions pin nothing, and have keep = high, without \"pin\": true")
+            keep = "high"
         return cls(name, keep, ttl)
+
+    def end(self, space: kvd.Space) -> None:
+        """End it now. What the daemon refuses is logged."""
+        try:
+            space.end_session(self.name)
+        except (kvd.Error, ValueError) as error:
+            logger.warning("kvd: session %s: %s", self.name, error)
 
     def tell(self, space: kvd.Space, pins: list[kvd.Pin]) -> None:
         """Tell the daemon, and release the pins. What it refuses is logged; what it may not pin has keep = high."""
         try:
-            if not self.ttl:
-                space.end_session(self.name)
-            else:
-                self._keep(space, pins)
+            self._keep(space, pins)
         except (kvd.Error, ValueError) as error:
             logger.warning("kvd: session %s: %s", self.name, error)
         for pin in pins:
@@ -62,5 +69,7 @@ class Session:
         try:
             space.session(self.name, pins, keep=self.keep, ttl=self.ttl)
         except kvd.QuotaExceeded as error:
+            if self.keep != "pinned" or "would pin" not in str(error):      # also refused with keep = high
+                raise
             logger.warning("kvd: %s", error)
             space.session(self.name, pins, keep="high", ttl=self.ttl)

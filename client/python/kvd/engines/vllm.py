@@ -16,8 +16,8 @@ versions or kernels are then refused instead of getting a space of their own); f
 which must change when they, or a draft model's, change; by default they are read at start, which takes a second for
 some gigabytes);
 fetch_wait (seconds that a new request waits for parts of its prompt from the daemon's file or servers, while other
-requests run; default 1; 0: do not wait, compute them); retain (share of the pool for prefixes that requests
-ask to keep; default 0.25); methods (default false: see below).
+requests run; default 1; 0: do not wait, compute them); pin (whether sessions of requests may pin blocks; default
+false: see below); methods (default false: see below).
 
 It uses three hooks of the connector API. get_mem_pool_context answers the worker's single allocation with the pool's
 addresses. get_required_kvcache_layout selects a layout in which the layers of a block are adjacent, as in a block of
@@ -58,14 +58,12 @@ prefixes as ever. All three can be on at a time; MemShare has no effect. If bloc
 recomputed. Needs a model with full attention in all layers; not with parallelism inside of the engine, asynchronous scheduling,
 or speculation. Spaces are shared among vLLMs that have "methods" (see _vllm_methods.py and _vllm_rows.py).
 
-Requests may ask that their prompt and answer be kept when they have ended, as agents do that wait for a tool:
-"kv_transfer_params": {"kvd_retain_s": 300, "kvd_priority": 1} with vLLM's "session_id". A newer request of the session
-replaces what is kept of it; 0 seconds end it. Kept prefixes never make other requests of any process wait: those with the
-lowest priority are given up first (see _vllm_retain.py).
-
-Or they have a session in kvd's daemon: "kv_transfer_params": {"kvd_session": {"name": "agent-7", "keep": "high",
-"ttl": 300}}. It outlives this vLLM, and another one may serve the next request; keep may be "low", "normal", "high" or
-"pinned" (see _vllm_session.py and kvd.Space.session()).
+Requests may ask that their prompt and answer be kept when they have ended, as agents do that wait for a tool, by a session in
+kvd's daemon: "kv_transfer_params": {"kvd_session": {"name": "agent-7", "keep": "high", "ttl": 300}}. The name is by default
+vLLM's "session_id". A newer request of the session replaces what is kept of it; "ttl": 0 ends it. It outlives this vLLM, and
+another one may serve the next request. keep may be "high" (evicted after all others), or, if the extra configuration has "pin":
+true, "pinned": not evicted, so that other requests may have to wait, and whoever may send requests can do that (see
+_vllm_session.py and kvd.Space.session()).
 
 KV cache events (--kv-events-config) are sent by vLLM's own publisher, and credit this vLLM with what it can use: each block
 of the space, whoever computed it, until it is evicted (see _vllm_events.py, also for what is not told).
