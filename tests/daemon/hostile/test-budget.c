@@ -305,6 +305,27 @@ static struct kvd_msg send_session(void) {
                    {ends, reply.seal_reply.blocks.size});
 }
 
+/* Evicts a block at which many sessions end, each with many chains, as they do at the one before. */
+static struct kvd_msg send_evict_ends(void) {
+        enum { SESSIONS = 896, EQUAL = 8 };
+        struct kvd_msg reply;
+        kvd_ref ends[2 * EQUAL];
+        char name[16];
+
+        take(mine, 2);
+        reply = peer_ok(me, seal_message(0, 2 + tokens_used++, n_refs));
+        for (uint32_t i = 0; i < 2 * EQUAL; i++)
+                memcpy(ends + i, (const kvd_ref *)reply.seal_reply.blocks.data + i % 2,
+                       sizeof *ends);
+        n_refs = 0;
+        for (uint32_t i = 0; i < SESSIONS; i++) {
+                snprintf(name, sizeof name, "%u", i);
+                peer_ok(me, MSG(session, mine, kvd_slice_of(name), KVD_keep_high, 60,
+                                {ends, sizeof ends}));
+        }
+        return MSG(evict, TARGET, {0}, 0, ends[1]);
+}
+
 static struct kvd_msg send_session_info(void) {
         struct kvd_msg m = send_session();
 
@@ -937,6 +958,7 @@ int main(int argc, char **argv) {
         fill();
         make_spaces();
         measure_all("ordinary");
+        measure("evict", send_evict_ends, "sessions with equal ends");
         pin_everything();
         open_more_sequences();
         measure_all("adversarial");
