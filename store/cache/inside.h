@@ -251,8 +251,8 @@ static inline uint64_t blocks_up_to(const struct space *space, uint32_t id) {
 
 /* session_chains.c */
 /*
- * For a session that is beginning. False: it has named the block already. Whatever it names, it is
- * the last session that came to these blocks.
+ * For a session that is beginning; no other one begins meanwhile. False: it has named the block
+ * already.
  */
 bool session_add_chain(struct space *space, struct session *session, uint32_t id);
 /* takes one of its chains away, and returns the block at which it ended; NONE: nothing was left */
