@@ -87,7 +87,8 @@ int kvd_check_pin(kvd_space *space, const struct kvd_pin *pin);
 
 /*
  * Does the same as kvd_seal for blocks that the stream is still writing. On success the chain is
- * published. -ENOTSUP: the pool is on several GPUs, see kvd_seal_written. The caller's copies of duplicates are freed when the stream has passed.
+ * published. -ENOTSUP: the pool is on several GPUs, see kvd_seal_written. The caller's copies of
+ * duplicates are freed when the stream has passed.
  */
 int kvd_seal_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
                 const uint32_t *tokens, uint32_t n_tokens, void *stream);
@@ -104,12 +105,13 @@ int kvd_seal_keep_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct k
  * has written, the blocks are dropped, as with kvd_seal_on.
  *
  * kvd_seal_written does the same as kvd_seal_keep. Free duplicates when all streams have passed.
- * -EINVAL: a process of those streams is gone.
+ * -EINVAL: a process of those streams is gone, or has spoken of another daemon's pool. kvd_write_on
+ * returns -ESTALE if the daemon was replaced.
  */
 struct kvd_written {
         uint64_t value;
         uint32_t semaphore; /* 0: it is done */
-        uint32_t reserved;
+        uint32_t writer;    /* names the process */
 };
 int kvd_write_on(kvd_space *space, void *stream, struct kvd_written *ret);
 int kvd_seal_written(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
@@ -119,13 +121,14 @@ int kvd_seal_written(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct k
 /*
  * Releases the pin when the stream has passed this point. The pin is empty afterwards; the blocks
  * stay pinned until a later call of this library (such as kvd_settle) finds the stream past it.
- * Returns 0, or -EBUSY if the stream is being captured.
+ * Returns 0, -EBUSY if the stream is being captured, or -ENOTSUP with KVD_SPACE_INDEX_ONLY.
  */
 int kvd_unpin_on(kvd_space *space, struct kvd_pin *pin, void *stream);
 
 /*
- * Frees the blocks when the stream has passed this point. Returns 0, or -EBUSY if the stream is
- * being captured; blocks that are not zeroed then remain the caller's.
+ * Frees the blocks when the stream has passed this point. Returns 0, -EBUSY if the stream is being
+ * captured, or -ENOTSUP with KVD_SPACE_INDEX_ONLY; blocks that are not zeroed then remain the
+ * caller's.
  */
 int kvd_free_on(kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream);
 
@@ -177,8 +180,9 @@ int kvd_dlpack_versioned(struct DLManagedTensor *tensor, struct DLManagedTensorV
 /*
  * Makes a tensor of one block, with shape [layers of the group, 2 (K, V), heads, tokens, dim] in
  * HND order or [layers, 2, tokens, heads, dim] in NHD order; an opaque block is [block_bytes] of
- * uint8. Of a quantised dtype, it is of uint8, and dim is the bytes of a row (enum kvd_dtype). -EINVAL: the block is not in the chain that pin holds. The tensor has its own pin, which
- * its deleter releases: on a GPU when the legacy default stream, or the stream set by
+ * uint8, on several GPUs the bytes of the shard. Of a quantised dtype, it is of uint8, and dim is
+ * the bytes of a row (enum kvd_dtype). -EINVAL: the block is not in the chain that pin holds. The
+ * tensor has its own pin, which its deleter releases: on a GPU when the legacy default stream, or the stream set by
  * kvd_dlpack_release_on, has passed. If that stream is being captured, the deleter does not touch
  * the capture, and a later call of this library (such as kvd_settle) releases the block; the stream
  * must exist until then.

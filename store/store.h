@@ -380,6 +380,8 @@ uint32_t attachment_posts(const struct attachment *attachment);
 
 int space_semaphore_fd(const struct space *space); /* the semaphore page; -1 in host spaces */
 uint32_t attachment_semaphore_row(const struct attachment *attachment);
+/* what promises of its streams name it by (struct kvd_promise) */
+uint32_t attachment_writer_token(const struct attachment *attachment);
 
 /* Number of blocks that wait for its streams first, and whose data is not known to be there yet. */
 uint64_t attachment_pending(const struct attachment *attachment);

@@ -76,7 +76,7 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
 }
 
 /* On a GPU without kvd.lock: the driver may create a context, or wait for work of the GPU. */
-static int reserve(struct view *view, int semaphores, uint32_t row) {
+static int reserve(struct view *view, int semaphores, const struct kvd_msg_space_reply *reply) {
         struct kvd *handle = view->space->handle;
         int r;
 
@@ -85,7 +85,7 @@ static int reserve(struct view *view, int semaphores, uint32_t row) {
         handle_unlock(handle);
         r = view->mapping->reserve(view);
         if (r == 0)
-                r = semaphore_open(view, semaphores, row);
+                r = semaphore_open(view, semaphores, reply->semaphore_row, reply->writer_token);
         handle_lock_again(handle);
         return r;
 }
@@ -109,7 +109,7 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply,
         view->mapping = is_index_only(view->space)            ? &mapping_none :
                         view->ix->backend == KVD_BACKEND_HOST ? &mapping_host :
                                                                 &mapping_device;
-        return reserve(view, fds->fd[2], reply->semaphore_row);
+        return reserve(view, fds->fd[2], reply);
 }
 
 static int attach(struct kvd_space *space, struct view *view) {

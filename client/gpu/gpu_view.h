@@ -62,6 +62,7 @@ struct device {
         uint64_t page_bytes;
         cu_address page_at; /* device address of the page */
         uint32_t row;       /* our row */
+        uint32_t token;     /* names us in promises */
         struct semaphore semaphores[SEMAPHORES];
         struct deferred *deferred;     /* owned */
         uint32_t room;                 /* maximum number of deferred */
@@ -79,7 +80,7 @@ bool device_is_mapping(const struct view *view); /* a thread is mapping or unmap
 void device_drain(struct view *view);
 
 /* semaphore.c */
-int semaphore_open(struct view *view, int fd, uint32_t row);
+int semaphore_open(struct view *view, int fd, uint32_t row, uint32_t token);
 bool semaphore_is_quiet(const struct view *view); /* our streams have kept all promises */
 /* waits until our streams have kept all promises; false: their context has failed */
 bool semaphore_quiet(struct view *view);

@@ -129,7 +129,7 @@ static void unprobe(struct device *d) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-int semaphore_open(struct view *view, int fd, uint32_t row) {
+int semaphore_open(struct view *view, int fd, uint32_t row, uint32_t token) {
         uint64_t bytes = semaphore_page_bytes(view->ix->semaphore_rows);
         struct device *d = view->device;
         void *at;
@@ -145,6 +145,7 @@ int semaphore_open(struct view *view, int fd, uint32_t row) {
         d->page = at;
         d->page_bytes = bytes;
         d->row = row;
+        d->token = token;
         for (uint32_t i = 0; i < SEMAPHORES; i++) {
                 d->semaphores[i].value = shm_load(&d->page[row * SEMAPHORES + i]);
                 pthread_mutex_init(&d->semaphores[i].order, NULL);

@@ -250,10 +250,13 @@ int kvd_write_on(struct kvd_space *space, void *stream, struct kvd_written *ret)
         if (r < 0)
                 return r;
         view = view_get(space);
-        r = view->device ? semaphore_promise(view, stream, &until) : -ENOTSUP;
+        if (!view_is_current(view) || !view_is_served(view))
+                r = client_fail(-ESTALE, "the daemon that the blocks belong to is gone; free them");
+        else
+                r = view->device ? semaphore_promise(view, stream, &until) : -ENOTSUP;
         if (r == 0)
                 *ret = (struct kvd_written){until.value, semaphore_at(view->device->row, until.at),
-                                            0};
+                                            view->device->token};
         view_put(view);
         return r == -ENOTSUP ? 0 : r;
 }
@@ -268,7 +271,8 @@ static int promises_of(const struct view *view, const struct kvd_written *writte
         for (uint32_t i = 0; i < n; i++)
                 if (written[i].semaphore)
                         ret->at[ret->n++] = (struct kvd_promise){written[i].value,
-                                                                 written[i].semaphore, 0};
+                                                                 written[i].semaphore,
+                                                                 written[i].writer};
         return 0;
 }
 
@@ -298,11 +302,12 @@ static int promise_or_wait(struct view *view, void *stream, struct promise *ret)
 int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         struct view *view = pin->view;
         struct promise until;
-        int r = 0;
+        int r;
 
         if (!view || forked(space->handle))
                 return 0;
-        if (view->device)
+        r = index_only_refuses(space);
+        if (r == 0 && view->device)
                 r = promise_or_wait(view, stream, &until);
         if (r < 0)
                 return r;
@@ -352,6 +357,9 @@ int kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, v
 
         if (forked(space->handle))
                 return 0;
+        r = index_only_refuses(space);
+        if (r < 0)
+                return r;
         for (uint32_t i = 0; i < n; i++)
                 if (on_device(&blocks[i])) {
                         r = free_behind(&blocks[i], stream, &behind);

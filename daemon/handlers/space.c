@@ -100,6 +100,7 @@ static int attach_space(struct client *c, struct space *space, uint32_t node, st
         call->fds.n = 2;
         if (space_semaphore_fd(space) >= 0) {
                 m->semaphore_row = attachment_semaphore_row(attachment);
+                m->writer_token = attachment_writer_token(attachment);
                 call->fds.fd[call->fds.n++] = space_semaphore_fd(space);
         }
         return 0;

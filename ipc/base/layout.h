@@ -157,7 +157,7 @@ static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens)
 struct kvd_promise {
         uint64_t value;
         uint32_t semaphore; /* as desc.semaphore; 0: no further stream */
-        uint32_t pad;       /* must be 0 */
+        uint32_t writer;    /* in messages: writer_token of the stream's client; else 0 */
 };
 static_assert(sizeof(struct kvd_promise) == 16, "layout is ABI: bump KVD_LAYOUT_VERSION");
 

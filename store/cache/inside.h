@@ -209,8 +209,12 @@ void adopt_leave(struct space *space);
  */
 int semaphores_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
                        const char **why);
-/* the same for one block, right before it becomes SEALED: it waits for its data */
-void semaphores_promised(struct space *space, uint32_t id, const struct kvd_desc *fields);
+/*
+ * The same for one block, right before it becomes SEALED: it waits for its data. joint: the request
+ * has promises.
+ */
+void semaphores_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields,
+                         bool joint);
 /*
  * The same for a request with promises: the first that is not kept yet is set in fields, the others in
  * rest.

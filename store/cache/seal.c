@@ -19,6 +19,7 @@ struct growth {
         uint32_t parent;        /* block before, or NONE */
         struct kvd_desc fields; /* of the next block: key is that of the block before it */
         struct kvd_promise promises[KVD_SHARDS - 1]; /* of all blocks */
+        bool joint;                                  /* the request has promises */
 };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -199,7 +200,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         index_write(space, id, &g->fields, tokens);
         index_promise(space, id, g->promises);
         if (g->fields.semaphore)
-                semaphores_promised(space, id, &g->fields);
+                semaphores_promised(a, id, &g->fields, g->joint);
         block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
         index_enter(space, id, g->root);
         block_link(space, id, g->parent);
@@ -252,6 +253,7 @@ static int promise(struct attachment *a, const struct seal_request *q, struct gr
         const char *why = NULL;
         int r = 0;
 
+        g->joint = q->n_promises;
         if (q->n_promises)
                 r = semaphores_promise_all(a, q, &g->fields, g->promises, &why);
         else if (q->semaphore)

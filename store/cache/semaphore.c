@@ -39,13 +39,15 @@
  * The driver does not document whether a plain store wakes a waiting stream. So a worker also
  * writes the same value by a stream (store_next_wake), and the row is not reused before that.
  *
- * With shards on several GPUs, a block names a promise of each stream that writes one. It is in the
- * list of the first that was not kept at the seal; it arrives when all are kept (O2). R2 to R5 apply
- * to each of them. When one of the streams is over, O4 to O6 apply to all blocks that name it (in
- * other lists: poison_others), and come before its O7. The other streams go on, so a block may be
- * poisoned although its descriptor's own semaphore reaches the value later: R5 reads the flag. What
- * is over stays over: no block that names it is sealed after O3 (ended). tests/client/spin/shards.pml
- * models this.
+ * With shards on several GPUs, a block names a promise of each stream that writes one. It is in a
+ * list of the client that has sealed it (joint), so that it delays no other client's blocks; it
+ * arrives when all promises are kept (O2). R2 to R5 apply to each of them. When one of the streams
+ * is over, O4 to O6 apply to all blocks that name it (poison_others), and come before its O7. The
+ * other streams go on, so a block may be poisoned although its descriptor's own semaphore reaches
+ * the value later: R5 reads the flag. What is over stays over: no block that names it is sealed
+ * after O3 (ended), nor one that names a stream of another client, or of another daemon's, which had
+ * the same row (token). When the client that has sealed it ends, with its team, no stream writes the
+ * block any more, and O5 and O6 apply to it. tests/client/spin/shards.pml models this.
  *
  * Clients of a previous daemon write and wait in that daemon's page, which is kept until the last
  * of them is gone, and which has no new clients. Blocks whose data had not arrived when they were
@@ -70,7 +72,8 @@
 /*
  * One attachment's promises: for each semaphore, a list of blocks in the order of their seals.
  * Their values ascend, except if threads of a client seal at the same time. Then a block whose data
- * is there may wait for the block before it in the list, which is harmless.
+ * is there may wait for the block before it in the list, which is harmless. Only this attachment's
+ * own seals append to its lists. The values of blocks in `joint` do not ascend.
  */
 struct promises {
         const struct shared_file *page; /* page with its row; NULL: the page was not kept */
@@ -81,9 +84,11 @@ struct promises {
         bool asked;                   /* a worker was asked to write them */
         uint64_t highest[SEMAPHORES]; /* highest value promised */
         struct block_list blocks[SEMAPHORES];
-        uint32_t n;   /* number of blocks in all lists */
-        bool ordered; /* blocks in lists of other attachments may wait for these semaphores, too */
-        bool ended;   /* its streams are over: no further block may wait for them */
+        struct block_list joint; /* sealed with promises of several streams */
+        uint32_t n;              /* number of blocks in all lists */
+        uint32_t token;          /* random: names this attachment, unlike its seat */
+        bool named;              /* blocks in joint lists may wait for these semaphores, too */
+        bool ended;              /* its streams are over: no further block may wait for them */
         uint32_t looked; /* while over: blocks below this id were checked, see poison_others */
 };
 
@@ -172,11 +177,15 @@ static void find_row(struct attachment *a) {
 }
 
 static int enter(struct attachment *a) {
+        struct promises *p;
+
         if (!semaphores_of(a->space))
                 return 0;
-        a->promises = sys->calloc(1, sizeof *a->promises);
-        if (!a->promises)
+        p = a->promises = sys->calloc(1, sizeof *p);
+        if (!p)
                 return -ENOMEM;
+        if (sys->getrandom(&p->token, sizeof p->token, 0) != (ssize_t)sizeof p->token)
+                return -EIO;
         find_row(a);
         return 0;
 }
@@ -266,24 +275,34 @@ uint64_t semaphores_bytes(const struct space *space) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
+#define JOINT SEMAPHORES /* in place of a semaphore: the list of blocks with several promises */
+
+static struct block_list *list_of(struct promises *p, uint32_t at) {
+        return at == JOINT ? &p->joint : &p->blocks[at];
+}
+
 /* One of its lists has become longer or shorter by 1. */
 static void count_listed(struct promises *p, uint32_t at, uint32_t by) {
-        uint64_t bit = UINT64_C(1) << at;
+        uint64_t bit = at == JOINT ? 0 : UINT64_C(1) << at;
 
         p->n += by;
-        p->busy = p->blocks[at].n ? p->busy | bit : p->busy & ~bit;
+        p->busy = list_of(p, at)->n ? p->busy | bit : p->busy & ~bit;
 }
 
 static void push(struct attachment *a, uint32_t at, uint32_t id) {
-        block_awaits(a->space, &a->promises->blocks[at], id);
+        block_awaits(a->space, list_of(a->promises, at), id);
         count_listed(a->promises, at, 1);
+}
+
+static uint32_t first_of(const struct attachment *a, uint32_t at) {
+        return list_of(a->promises, at)->first;
 }
 
 static uint32_t pop(struct attachment *a, uint32_t at) {
         struct promises *p = a->promises;
-        uint32_t id = p->blocks[at].first;
+        uint32_t id = first_of(a, at);
 
-        block_awaits_no_more(a->space, &p->blocks[at], id);
+        block_awaits_no_more(a->space, list_of(p, at), id);
         count_listed(p, at, -1u);
         return id;
 }
@@ -310,13 +329,17 @@ int semaphores_promise(struct attachment *a, const struct seal_request *q, struc
         return 0;
 }
 
-/* The attachment whose stream writes the semaphore now; NULL: none. */
-static struct attachment *writer_of(const struct space *space, uint32_t semaphore) {
-        uint32_t seat = (semaphore - 1) / SEMAPHORES;
-        struct attachment *a = semaphore && seat < space->n_attachments ? space->attachments[seat] :
-                                                                          NULL;
+/* The attachment whose stream has made the promise, and may still keep it; NULL: none. */
+static struct attachment *writer_of(const struct space *space, const struct kvd_promise *promise) {
+        uint32_t seat = (promise->semaphore - 1) / SEMAPHORES;
+        struct attachment *a = promise->semaphore && seat < space->n_attachments ?
+                                       space->attachments[seat] :
+                                       NULL;
 
-        return a && a->promises && !a->promises->ended && !is_of_before(a) ? a : NULL;
+        return a && a->promises && a->promises->token == promise->writer && !a->promises->ended &&
+                               !is_of_before(a) ?
+                       a :
+                       NULL;
 }
 
 #define AHEAD_MOST (UINT64_C(1) << 32) /* promises that a stream may not have kept yet */
@@ -324,14 +347,14 @@ static struct attachment *writer_of(const struct space *space, uint32_t semaphor
 /* Raises what is written for a stream that ends. -EINVAL: the stream cannot have promised it. */
 static int note_promise(struct space *space, const struct kvd_promise *promise, bool *kept) {
         uint32_t at = (promise->semaphore - 1) % SEMAPHORES;
-        struct attachment *writer = writer_of(space, promise->semaphore);
+        struct attachment *writer = writer_of(space, promise);
         uint64_t has = writer ? shm_load(semaphore_word(writer, at)) : 0;
 
         if (!writer || !promise->value || promise->value > SEMAPHORE_VALUE_MAX ||
             (promise->value > has && promise->value - has > AHEAD_MOST))
                 return -EINVAL;
         writer->promises->highest[at] = MAX(writer->promises->highest[at], promise->value);
-        writer->promises->ordered = true;
+        writer->promises->named = true;
         *kept = has >= promise->value;
         return 0;
 }
@@ -361,9 +384,10 @@ int semaphores_promise_all(struct attachment *a, const struct seal_request *q,
         return *why ? -EINVAL : 0;
 }
 
-void semaphores_promised(struct space *space, uint32_t id, const struct kvd_desc *fields) {
-        push(writer_of(space, fields->semaphore), (fields->semaphore - 1) % SEMAPHORES, id);
-        space_count(space, KVD_SPACE_ORDERED, 1);
+void semaphores_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields,
+                         bool joint) {
+        push(a, joint ? JOINT : (fields->semaphore - 1) % SEMAPHORES, id);
+        space_count(a->space, KVD_SPACE_ORDERED, 1);
 }
 
 /* ---- the data is there (O2) ------------------------------------------------------------------ */
@@ -386,16 +410,13 @@ static struct kvd_promise promise_of(const struct space *space, uint32_t id, uin
                    (struct kvd_promise){desc->semaphore_value, desc->semaphore, 0};
 }
 
-/* The first promise of a pending block that is not kept yet; semaphore is 0 if all are. */
-static struct kvd_promise unkept(const struct space *space, uint32_t id) {
-        for (uint32_t i = 0; i < space->ix->n_shards; i++)
-                if (!is_kept(space, promise_of(space, id, i)))
-                        return promise_of(space, id, i);
-        return (struct kvd_promise){0};
-}
-
+/* Has the first block of the list all of its data? */
 static bool reached(const struct attachment *a, uint32_t at) {
-        return !unkept(a->space, a->promises->blocks[at].first).semaphore;
+        bool all = true;
+
+        for (uint32_t i = 0; all && i < a->space->ix->n_shards; i++)
+                all = is_kept(a->space, promise_of(a->space, first_of(a, at), i));
+        return all;
 }
 
 static void arrived(struct attachment *a, uint32_t at) {
@@ -407,6 +428,31 @@ static void arrived(struct attachment *a, uint32_t at) {
         summary_want(a->space, id);
 }
 
+/* Moves the first block, which has to wait, behind those that may not have to. */
+static void rotate(struct attachment *a) {
+        uint32_t id = first_of(a, JOINT);
+
+        block_list_remove(a->space, &a->promises->joint, id);
+        block_list_append(a->space, &a->promises->joint, id);
+}
+
+#define MISSES 16u /* blocks of one client's joint list that have to wait, in one call */
+
+/* Blocks that wait are not in *budget: that is for all clients. */
+static void look_at_joint(struct attachment *a, uint32_t *budget) {
+        uint32_t misses = MIN(a->promises->joint.n, MISSES);
+
+        while (*budget && misses && a->promises->joint.n) {
+                if (reached(a, JOINT)) {
+                        arrived(a, JOINT);
+                        (*budget)--;
+                } else {
+                        rotate(a);
+                        misses--;
+                }
+        }
+}
+
 static void look(struct attachment *a, uint32_t *budget) {
         for (uint64_t left = a->promises->busy; left; left &= left - 1) {
                 uint32_t at = (uint32_t)__builtin_ctzll(left);
@@ -416,6 +462,7 @@ static void look(struct attachment *a, uint32_t *budget) {
                         (*budget)--;
                 }
         }
+        look_at_joint(a, budget);
 }
 
 #define LOOKS 4096u /* blocks in one call */
@@ -465,37 +512,19 @@ static bool is_lost(const struct attachment *a, uint32_t id) {
         return lost;
 }
 
-/* Moves the first block of a semaphore to the list of a stream that has yet to write a shard. */
-static bool pass_on(struct attachment *a, uint32_t at) {
-        uint32_t id = a->promises->blocks[at].first;
-        struct kvd_promise next = unkept(a->space, id);
-        struct attachment *writer = writer_of(a->space, next.semaphore);
-        uint32_t to = (next.semaphore - 1) % SEMAPHORES;
-
-        if (block_of(a->space, id)->poisoned || is_lost(a, id) || !writer)
-                return false;
-        block_list_remove(a->space, &a->promises->blocks[at], id);
-        count_listed(a->promises, at, -1u);
-        block_list_append(a->space, &writer->promises->blocks[to], id);
-        count_listed(writer->promises, to, 1);
-        return true;
-}
-
 /*
- * Resolves the first block of a semaphore. It stays pending until all blocks behind it are
+ * Resolves the first block of a list. It stays pending until all blocks behind it are
  * poisoned.
  */
 static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
         struct space *space = a->space;
-        uint32_t id = a->promises->blocks[at].first;
+        uint32_t id = first_of(a, at);
 
         --*budget;
         if (reached(a, at)) {
                 arrived(a, at);
                 return;
         }
-        if (pass_on(a, at))
-                return;
         /* poisoned already, with all blocks behind it, if a block before it was */
         if (block_of(space, id)->poisoned || block_poison(space, id, budget))
                 pop(a, at);
@@ -504,13 +533,13 @@ static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
 #define SCANS 16u /* blocks looked at by poison_others, for one that is poisoned */
 
 /*
- * Poisons the blocks of which this attachment's streams have not written their shards, and which
- * wait for other streams first. False: there are more. Those streams go on, and the blocks stay in
- * their lists until then.
+ * Poisons the blocks in joint lists of which this attachment's streams have not written their
+ * shards. False: there are more. The other streams go on, and the blocks stay in their lists until
+ * then.
  */
 static bool poison_others(struct attachment *a, uint32_t *budget) {
         struct promises *p = a->promises;
-        uint32_t ids = p->ordered && a->space->ix->n_shards > 1 ? space_ids(a->space) : 0;
+        uint32_t ids = p->named ? space_ids(a->space) : 0;
 
         while (*budget && p->looked < ids) {
                 for (uint32_t n = SCANS; n && p->looked < ids && !is_lost(a, p->looked); n--)
@@ -525,6 +554,18 @@ static bool poison_others(struct attachment *a, uint32_t *budget) {
 
 #define RESOLVES 2048u /* blocks of one call */
 
+/*
+ * A list whose blocks will get no more data; JOINT + 1: none. While the team of a dead client lives
+ * on, its other streams may still write the blocks in `joint`.
+ */
+static uint32_t to_resolve(const struct attachment *a) {
+        const struct promises *p = a->promises;
+
+        return p->busy                           ? (uint32_t)__builtin_ctzll(p->busy) :
+               p->joint.n && a->state == FOLDING ? JOINT :
+                                                   JOINT + 1;
+}
+
 /* Does a piece of the work after an attachment's end. True: there is more. */
 static bool resolve(struct attachment *a) {
         struct promises *p = a->promises;
@@ -532,9 +573,9 @@ static bool resolve(struct attachment *a) {
 
         if (!p || !p->over)
                 return false;
-        while (poison_goes_on(a->space, &budget) && p->busy && budget)
-                resolve_one(a, (uint32_t)__builtin_ctzll(p->busy), &budget);
-        if (p->busy || !budget || !poison_others(a, &budget))
+        while (poison_goes_on(a->space, &budget) && to_resolve(a) <= JOINT && budget)
+                resolve_one(a, to_resolve(a), &budget);
+        if (to_resolve(a) <= JOINT || !budget || !poison_others(a, &budget))
                 return true;
         for (uint32_t at = 0; p->page && at < SEMAPHORES; at++)
                 release(a, at);
@@ -613,6 +654,10 @@ int space_semaphore_fd(const struct space *space) {
 
 uint32_t attachment_semaphore_row(const struct attachment *a) {
         return a->seat;
+}
+
+uint32_t attachment_writer_token(const struct attachment *a) {
+        return a->promises ? a->promises->token : 0;
 }
 
 uint64_t attachment_pending(const struct attachment *a) {

@@ -199,7 +199,7 @@ static shm_u64 *word_of(const struct attachment *of) {
 }
 
 static struct kvd_promise by(const struct attachment *of, uint64_t value) {
-        return (struct kvd_promise){value, semaphore_at(of->seat, 0), 0};
+        return (struct kvd_promise){value, semaphore_at(of->seat, 0), attachment_writer_token(of)};
 }
 
 static int seal_by(struct kvd_promise first, struct kvd_promise second, kvd_ref *ret) {
@@ -312,10 +312,112 @@ START_TEST(promises_that_nobody_made_are_refused) {
 }
 END_TEST
 
+/* A record of a process that has ended, whose seat another one has. */
+START_TEST(a_promise_of_an_earlier_client_is_refused) {
+        struct kvd_promise old = by(b, 1);
+        uint32_t seat = b->seat;
+        kvd_ref ret;
+
+        *word_of(b) = 1;
+        ck_assert_int_eq(seal_by(by(a, 1), old, &ret), 0);
+        attachment_free(b, false);
+        while (store_idle(store))
+                ;
+        b = fixture_attach(space);
+        ck_assert_uint_eq(b->seat, seat);
+        ck_assert_int_eq(seal_by(by(a, 1), old, &ret), -EINVAL);
+        ck_assert_int_eq(seal_by(by(a, 1), by(b, 2), &ret), 0);
+        *word_of(a) = 1;
+        *word_of(b) = 2;
+        ck_assert(!waits(ret));
+}
+END_TEST
+
+/* The next daemon's page begins with zeros, and gives the same seats. */
+START_TEST(a_promise_of_another_life_is_refused) {
+        struct kvd_promise old = by(b, 1);
+        kvd_ref ret;
+
+        *word_of(a) = *word_of(b) = 1;
+        teardown();
+        open_both();
+        ck_assert_uint_eq(by(b, 1).semaphore, old.semaphore);
+        ck_assert_int_eq(seal_by(by(a, 1), old, &ret), -EINVAL);
+        *word_of(b) = 1;
+        ck_assert_int_eq(seal_by(by(a, 1), old, &ret), -EINVAL);
+        ck_assert_uint_eq(space->ix->n_pending, 0);
+}
+END_TEST
+
+static kvd_ref seal_alone(struct attachment *by, uint64_t value) {
+        uint32_t tokens[16] = {next_token++};
+        kvd_ref block, ref;
+        struct seal_request q = {.n_blocks = 1,
+                                 .blocks = &block,
+                                 .n_tokens = 16,
+                                 .tokens = tokens,
+                                 .semaphore = 1,
+                                 .semaphore_value = value};
+
+        ck_assert_int_eq(space_allocate(by, 1, &block), 1);
+        ck_assert_msg(space_seal(by, &q, &ref) == 0, "%s", store_why(store));
+        return ref;
+}
+
+/* 0: the other client has ended; 1: it lives, and has sealed many such blocks. */
+START_TEST(a_client_cannot_delay_blocks_of_another) {
+        uint32_t n = _i == 0 ? 1 : 9;
+        kvd_ref far[9], ref;
+
+        for (uint32_t i = 0; i < n; i++)
+                far[i] = seal(1, (UINT64_C(1) << 32) - i);
+        if (_i == 0)
+                attachment_free(a, true);
+        while (store_idle(store))
+                ;
+        ref = seal_alone(b, 1);
+        ck_assert(waits(ref));
+        *word_of(b) = 1;
+        ck_assert(!waits(ref));
+        for (uint32_t i = 0; _i == 1 && i < n; i++)
+                ck_assert(waits(far[i]));
+        ck_assert_uint_eq(counter(space, KVD_SPACE_POISONED), _i == 0 ? n : 0);
+        ck_assert_uint_eq(space->ix->n_pending, _i == 0 ? 0 : n);
+        if (_i == 1)
+                *word_of(a) = 1;
+        if (_i == 1)
+                *word_of(b) = UINT64_C(1) << 32;
+        while (store_idle(store))
+                ;
+        store_look_at_semaphores(store);
+}
+END_TEST
+
+/* Among blocks that have to wait, more than one look examines. */
+START_TEST(a_block_arrives_though_earlier_ones_wait) {
+        kvd_ref early[20], late;
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(early); i++)
+                early[i] = seal(1, 100 - i);
+        late = seal(1, 1);
+        *word_of(a) = *word_of(b) = 1;
+        waits(late);
+        ck_assert(!waits(late));
+        for (uint32_t i = 0; i < ARRAY_SIZE(early); i++)
+                ck_assert(waits(early[i]));
+        *word_of(b) = 100;
+        waits(early[0]);
+        ck_assert(!waits(early[0]));
+        ck_assert_uint_eq(space->ix->n_pending, 0);
+}
+END_TEST
+
 SUITE("shards", FIXTURE(alone, teardown), LOOPS(3, a_segment_has_a_shard_on_each_gpu),
       TESTS(a_segment_is_on_all_gpus_or_on_none, a_segment_is_clean_once_it_is_on_all_gpus,
             what_cannot_be_divided_is_refused),
       CASE("promises"), FIXTURE(open_both, close_both),
       TESTS(a_block_arrives_when_all_have_written, a_stream_that_ends_after_its_write_loses_nothing,
-            promises_that_nobody_made_are_refused),
+            promises_that_nobody_made_are_refused, a_promise_of_an_earlier_client_is_refused,
+            a_promise_of_another_life_is_refused, a_block_arrives_though_earlier_ones_wait),
+      LOOPS(2, a_client_cannot_delay_blocks_of_another),
       LOOPS(2, a_block_is_poisoned_if_one_stream_ends_first))
