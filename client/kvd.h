@@ -155,7 +155,7 @@ struct kvd_space_options {
         /*
          * A pool on several GPUs has an equal part of each block, a shard, on each of them. 1 to
          * their number: the shard whose memory this process maps, in the order of the daemon's
-         * setting device; 0: the only one.
+         * setting device; 0: the only one. -EINVAL: the pool is in host memory.
          */
         uint32_t shard;
         uint32_t reserved; /* must be 0 */

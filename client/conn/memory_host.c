@@ -43,12 +43,19 @@ static int check_fits(const struct view *view, uint64_t half) {
 
 /* Reserves addresses for the maximum number of segments, so that a growing pool keeps its base. */
 static int reserve(struct view *view) {
+        uint32_t shard = view->space->options.shard;
         uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes,
                                  SHARED_LARGE);
         struct kvd_space *space = view->space;
         uint8_t *base = space->fixed.base;
-        int r = base ? check_fits(view, half) : reserve_range(half, &base);
+        int r;
 
+        if (shard)
+                return client_fail(-EINVAL,
+                                   "the pool is in host memory, which has no shards, and "
+                                   "options.shard is %u",
+                                   shard);
+        r = base ? check_fits(view, half) : reserve_range(half, &base);
         if (r < 0)
                 return r;
         if (is_fixed(space) && !space->fixed.base) {

@@ -31,8 +31,10 @@ static int check_options(const struct kvd_space_options *o) {
                                                        "flags: 1 fixed, 2 index only; not both" :
                           o->max_blocks > UINT32_MAX ? "max_blocks: less than 2^32" :
                           o->shard > KVD_SHARDS      ? "shard: at most 8" :
-                          o->reserved                ? "reserved: 0" :
-                                                       NULL;
+                          o->shard && (o->flags & KVD_SPACE_INDEX_ONLY) ?
+                                                  "shard: 0 with index only" :
+                          o->reserved ? "reserved: 0" :
+                                        NULL;
 
         return bad ? client_fail(-EINVAL, "an option is unknown; %s", bad) : 0;
 }

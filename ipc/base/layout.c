@@ -92,7 +92,7 @@ static bool segments_fit(const struct kvd_index *ix) {
 }
 
 static bool shards_fit(const struct kvd_index *ix) {
-        return ix->n_shards && ix->n_shards <= KVD_SHARDS &&
+        return ix->n_shards && ix->n_shards <= (ix->backend ? KVD_SHARDS : 1) &&
                ix->shard_bytes * ix->n_shards == ix->block_bytes &&
                ix->segment_bytes % ix->n_shards == 0;
 }

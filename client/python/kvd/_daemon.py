@@ -50,8 +50,9 @@ class Daemon:
         change, even when the daemon is replaced; until every pin and block of the old daemon has been released, alloc()
         and seal() then raise kvd.Stale and lookups find nothing. shard: of a pool on several GPUs, the number of the one
         that this process uses, from 0 on, in the order of the daemon's setting device; each has an equal part of every
-        block. index_only: map no memory and use no GPU, for a scheduler that finds, allocates and seals opaque blocks which
-        other processes write and read; what uses memory raises kvd.NotSupported.
+        block. Host memory has no shards. index_only: map no memory and use no GPU, for a scheduler that finds,
+        allocates and seals opaque blocks which other processes write and read; what uses memory raises
+        kvd.NotSupported.
 
         Raises kvd.Mismatch if the space exists with other properties (the message names the first), and kvd.Invalid if
         the properties are invalid. """

@@ -598,6 +598,19 @@ START_TEST(unknown_flags_are_refused) {
 }
 END_TEST
 
+/* Several processes that name one each would write over each other's bytes. */
+START_TEST(host_memory_has_no_shards) {
+        struct kvd_space_options options = {.shard = 1};
+        kvd_space *none;
+
+        ck_assert_int_eq(kvd_space_open(ours.handle, "shard", &geometry, &options, &none), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "host memory, which has no shards"));
+        options.flags = KVD_SPACE_INDEX_ONLY;
+        ck_assert_int_eq(kvd_space_open(ours.handle, "shard", &geometry, &options, &none), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "shard: 0 with index only"));
+}
+END_TEST
+
 /* ---- seals that leave blocks alone ----------------------------------------------------------- */
 
 START_TEST(duplicates_are_kept) {
@@ -900,9 +913,9 @@ SUITE("memory", FIXTURE(set_up, tear_down),
             available_is_what_alloc_gives, available_counts_pinned_blocks,
             available_counts_shared_blocks_once, fixed_addresses_survive_a_restart,
             fixed_addresses_outlive_many_daemons, a_dead_daemons_memory_is_unmapped,
-            fixed_addresses_do_not_grow, unknown_flags_are_refused, duplicates_are_kept,
-            a_long_chain_is_kept_whole, closing_unmaps_everything, an_ended_client_reconnects,
-            freed_blocks_return_to_the_daemon, freed_blocks_are_reused, a_seal_fills_the_stock,
-            blocks_in_doubt_return, blocks_in_a_late_reply_return),
+            fixed_addresses_do_not_grow, unknown_flags_are_refused, host_memory_has_no_shards,
+            duplicates_are_kept, a_long_chain_is_kept_whole, closing_unmaps_everything,
+            an_ended_client_reconnects, freed_blocks_return_to_the_daemon, freed_blocks_are_reused,
+            a_seal_fills_the_stock, blocks_in_doubt_return, blocks_in_a_late_reply_return),
       WHEN(!emulated("qemu's own mappings are counted"),
            TESTS(spaces_that_were_closed_take_no_addresses)))

@@ -12,6 +12,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/key.h"
 #include "ipc/base/pack.h"
 #include "ipc/base/place.h"
@@ -201,19 +202,22 @@ END_TEST
 
 START_TEST(shards_must_add_up) {
         static const struct {
-                uint32_t n_shards, parts; /* shard_bytes: the block's, divided by that */
+                uint32_t backend, n_shards, parts; /* shard_bytes: the block's, divided by that */
                 bool good;
-        } cases[] = {{1, 1, true},
-                     {2, 2, true},
-                     {KVD_SHARDS, KVD_SHARDS, true},
-                     {0, 1, false},
-                     {2, 1, false},
-                     {1, 2, false},
-                     {2 * KVD_SHARDS, 2 * KVD_SHARDS, false}};
+        } cases[] = {{KVD_BACKEND_HOST, 1, 1, true},
+                     {KVD_BACKEND_HOST, 2, 2, false},
+                     {KVD_BACKEND_VMM, 1, 1, true},
+                     {KVD_BACKEND_VMM, 2, 2, true},
+                     {KVD_BACKEND_VMM, KVD_SHARDS, KVD_SHARDS, true},
+                     {KVD_BACKEND_VMM, 0, 1, false},
+                     {KVD_BACKEND_VMM, 2, 1, false},
+                     {KVD_BACKEND_VMM, 1, 2, false},
+                     {KVD_BACKEND_VMM, 2 * KVD_SHARDS, 2 * KVD_SHARDS, false}};
 
         for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
                 struct kvd_index ix = make_index(KVD_keys_serve);
 
+                ix.backend = cases[i].backend;
                 ix.n_shards = cases[i].n_shards;
                 ix.shard_bytes = ix.block_bytes / cases[i].parts;
                 kvd_index_lay_out(&ix);
