@@ -58,7 +58,8 @@ class Table:
         self._dim = space.geometry.head_dim
         self._row = space.geometry.kv_heads * self._dim     # floats of a token's keys
         self.base = 0
-        """Address of block 0, of the daemon that these blocks belong to: block b is at base + b * block_bytes."""
+        """Address of block 0, of the daemon that these blocks belong to: block b is at base + b * block_bytes, and
+        on several GPUs base + b * the bytes of a shard."""
         self._ids = (c_uint32 * 64)()
         self._struct = TableStruct(blocks=ctypes.addressof(self._ids))
         self._at = ctypes.addressof(self._struct)

@@ -88,7 +88,8 @@ class Geometry:
         """Make a geometry of blocks of block_bytes bytes (a multiple of 64), whose format libkvd does not know.
 
         block_tokens is 1 to 4096. layout is the name of the format, at most 31 characters of [A-Za-z0-9._-]. vocab 0:
-        every number of 32 bits is a token. Tensors of such blocks are uint8 [block_bytes].
+        every number of 32 bits is a token. Tensors of such blocks are uint8 [block_bytes], and on several GPUs
+        [bytes of the shard].
         """
         if block_bytes <= 0:
             raise ValueError(f"block_bytes must be a positive multiple of 64, not {block_bytes}")

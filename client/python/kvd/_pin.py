@@ -81,7 +81,8 @@ class Pin:
 
     def view(self, block: int) -> View:
         """Return a block of the chain for from_dlpack: [layers, 2 (K, V), heads, tokens, dim] in order "hnd" or
-        [layers, 2, tokens, heads, dim] in order "nhd", of the space's dtype; uint8 [block_bytes] if it is opaque.
+        [layers, 2, tokens, heads, dim] in order "nhd", of the space's dtype; uint8 [block_bytes] if it is opaque, and on
+        several GPUs [bytes of the shard].
         With dtype q8 and q4, uint8 [..., bytes of a row] (kvd.ops.Quantised; its expand() needs keys=True for keys). numpy
         takes no e4m3 and e5m2; memoryview() has their bytes.
 

@@ -287,10 +287,10 @@ def _planes(layers: int, spec: FullAttentionSpec, dtype: Any, number: tuple[int,
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1), stage: int = 0,
                shares: int = 1, share: int | None = 0) -> kvd.Space:
     """Open the space of this model, named after the model and its fingerprint, so that other models, versions and
-    kernels have spaces of their own. With parallelism, either part is a worker's part of the model, and stage its stage of
-    a pipeline, or blocks contain all stages and the shares of `shares` workers, which on GPUs are the pool's shards. share: of this worker;
-    None: a scheduler, which uses no GPU. fixed is set if possible, so that vLLM's views of the pool survive a restart
-    of the daemon."""
+    kernels have spaces of their own. With parallelism, either part is a worker's part of the model, and stage its
+    stage of a pipeline, or blocks contain all stages and the shares of `shares` workers, which on GPUs are the pool's
+    shards. share: of this worker; None: a scheduler, which uses no GPU. fixed is set if possible, so that vLLM's views
+    of the pool survive a restart of the daemon."""
     extra = config.kv_transfer_config.get_from_extra_config
     number = fingerprint(config, caches, kind, (*part, shares))
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model_config.model).name)[:24].strip("-.") or "model"
@@ -310,20 +310,22 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
         if error.errno != errno.ENOTSUP:
             raise
     # On GPUs, the next daemon's pool has other addresses.
-    return check_shards(daemon.space(name, geometry, shard=share if shares > 1 else None, index_only=share is None), shares)
+    shard = share if shares > 1 else None
+    return check_shards(daemon.space(name, geometry, shard=shard, index_only=share is None), shares)
 
 
 def check_shards(space: kvd.Space, shares: int) -> kvd.Space:
-    """Refuse a pool that is divided among another number of GPUs than a model is, or that a worker sees in another order."""
+    """Refuse a pool that is divided among another number of GPUs than a model is."""
     if space.shards != shares:
-        raise RuntimeError(f"the daemon's pool is on {space.shards} GPU{'s' * (space.shards > 1)}, and tensor_parallel_size is"
-                           f" {shares}: name as many with device in kvd.conf(5), such as device = 0,1")
+        raise RuntimeError(f"the daemon's pool is on {space.shards} GPU{'s' * (space.shards > 1)}, and"
+                           f" tensor_parallel_size is {shares}: name as many with device in kvd.conf(5), such as"
+                           " device = 0,1")
     return space
 
 
 def check_device(space: kvd.Space) -> None:
     """Refuse a worker that runs on another GPU than its shard is on."""
     if space.shards > 1 and space.device[1] != torch.cuda.current_device():
-        raise RuntimeError(f"worker {space.shard} of tensor parallelism runs on cuda:{torch.cuda.current_device()}, and shard"
-                           f" {space.shard} of the daemon's pool is on cuda:{space.device[1]}: name the GPUs in the same order"
-                           " with device in kvd.conf(5) and CUDA_VISIBLE_DEVICES")
+        raise RuntimeError(f"worker {space.shard} of tensor parallelism runs on cuda:{torch.cuda.current_device()},"
+                           f" and shard {space.shard} of the daemon's pool is on cuda:{space.device[1]}: name the GPUs"
+                           " in the same order with device in kvd.conf(5) and CUDA_VISIBLE_DEVICES")
