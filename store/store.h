@@ -341,6 +341,11 @@ void attachment_counters(const struct attachment *attachment, uint32_t n, uint64
  */
 int space_allocate(struct attachment *attachment, uint32_t n, kvd_ref *ret);
 
+/*
+ * While on, blocks that space_release takes from the attachment stay in limbo: GPU work of a dead
+ * process may write them. Afterwards idle work frees them.
+ */
+void attachment_withhold(struct attachment *attachment, bool on);
 /* Frees the blocks that this attachment is filling and ignores others. Returns the number freed. */
 uint32_t space_release(struct attachment *attachment, const kvd_ref *blocks, uint32_t n);
 

@@ -292,10 +292,18 @@ int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
 }
 
 /* Returns unused blocks to the magazine, and to the daemon those that are over the ceiling. */
+/*
+ * On a GPU a teammate may have died, whose GPU work still writes the blocks. Only the daemon knows
+ * when that is over.
+ */
+static bool may_be_written(const struct view *view) {
+        return view->space->handle->joined && view->ix->semaphore_rows;
+}
+
 void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
         uint32_t most = ceiling_of(view), kept = 0;
 
-        if (view_is_current(view)) {
+        if (view_is_current(view) && !may_be_written(view)) {
                 lock(view);
                 kept = MIN(n, most - MIN(magazine_n(&view->magazine), most));
                 if (!make_room(&view->magazine, kept))

@@ -13,6 +13,7 @@
 #include "daemon/base/degraded.h"
 #include "daemon/base/log.h"
 #include "daemon/handlers/arrays.h"
+#include "daemon/serve/mates.h"
 #include "store/remote_tier.h"
 
 static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
@@ -90,6 +91,8 @@ int handle_release(struct client *c, const struct kvd_msg *request, struct call 
         n = array_of_blocks(c, request->release.blocks);
         if (n < 0)
                 return (int)n;
+        attachment_withhold(call->attachment,
+                            space_semaphore_fd(call->space) >= 0 && mates_may_write(c));
         call->reply.release_reply.released = space_release(call->attachment,
                                                            c->server->scratch->blocks, (uint32_t)n);
         return 0;

@@ -101,6 +101,18 @@ static void die(struct client *c) {
         client_end(c, true);
 }
 
+static void give_released(struct client *c) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment)
+                        attachment_withhold(c->spaces[i].attachment, false);
+}
+
+/* What teammates have released is free once no dead process' GPU work can write it. */
+static void let_mates_give(const struct client *c) {
+        if (!mates_may_write(c))
+                mates_each(c, give_released);
+}
+
 void client_end(struct client *c, bool died) {
         const struct client ended = *c;
         struct client *mate;
@@ -126,12 +138,9 @@ void client_end(struct client *c, bool died) {
         if (c->n_spaces)
                 shared_pages_watch_semaphores(&c->server->pages);
         seats_leave(&c->server->seats, c);
-        while ((mate = mates_without_team(&ended))) {
-                mate->gone =
-                        false; /* its quarantine may not be over: a child keeps its GPU work going */
-                if (!loop_timer_is_set(&mate->quarantine))
-                        in_its_turn(mate, die);
-        }
+        let_mates_give(&ended);
+        while ((mate = mates_without_team(&ended)))
+                in_its_turn(mate, die);
 }
 
 static void orphan(struct client *c) {
@@ -221,7 +230,20 @@ static void streams_end(struct client *c) {
                 if (c->spaces[i].attachment)
                         attachment_streams_end(c->spaces[i].attachment);
         close_socket(c);
+        let_mates_give(c);
         loop_want_idle(c->server->loop);
+}
+
+/*
+ * A teammate may have filled the blocks that this client holds, and the other way round. So the
+ * team's blocks are kept until the last quarantine of its processes is over.
+ */
+static void end_after_quarantine(struct client *c) {
+        c->gone = c->n_spaces && mates_alive(c);
+        if (c->gone)
+                streams_end(c);
+        else
+                die(c);
 }
 
 /* Ends the client a whole quarantine after the last check that found a child with a connection. */
@@ -235,7 +257,7 @@ static void quarantine_over(struct loop_timer *timer) {
         if (c->held || was_held)
                 begin_quarantine(c);
         else
-                in_its_turn(c, c->gone ? streams_end : die);
+                in_its_turn(c, end_after_quarantine);
 }
 
 static void orphan_in_quarantine(struct client *c) {
@@ -251,10 +273,13 @@ static void orphan_in_quarantine(struct client *c) {
  */
 static void wait_for_team(struct client *c) {
         c->gone = true;
-        if (used_gpu(c))
+        if (used_gpu(c)) {
                 orphan_in_quarantine(c);
-        else if (c->state == CLIENT_ATTACHED)
+                return;
+        }
+        if (c->state == CLIENT_ATTACHED)
                 client_disconnect(c);
+        let_mates_give(c);
 }
 
 /*

@@ -20,8 +20,14 @@
 /* Do these bytes name a team? */
 bool mates_is_team(const uint8_t team[TEAM_BYTES]);
 
-/* Is there another member whose process may still use what this client holds? */
+/* Is there another member whose process, or GPU work, may still use what this client holds? */
 bool mates_alive(const struct client *client);
+
+/* Is there another member whose process has ended, and whose GPU work may still write blocks? */
+bool mates_may_write(const struct client *client);
+
+/* Calls it for each other member. */
+void mates_each(const struct client *client, void (*call)(struct client *mate));
 
 /* Number of connections in the client's team, including its own; 0: it is in no team. */
 unsigned mates_team_size(const struct client *client);

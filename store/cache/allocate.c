@@ -232,8 +232,12 @@ uint32_t space_release(struct attachment *a, const kvd_ref *blocks, uint32_t n) 
 
                 if (!block_filled_by(a, blocks[i]))
                         continue;
-                block_fill_end(space, id);
-                block_discard(space, id);
+                if (a->withholds) {
+                        block_to_limbo(a, id);
+                } else {
+                        block_fill_end(space, id);
+                        block_discard(space, id);
+                }
                 released++;
         }
         space_count(space, KVD_SPACE_RELEASED, released);

@@ -325,17 +325,41 @@ static void discard(struct attachment *a, uint32_t n) {
         }
 }
 
+void block_to_limbo(struct attachment *a, uint32_t id) {
+        block_list_remove(a->space, &a->filling, id);
+        block_list_append(a->space, &a->filling, id);
+        block_set_state(a->space, id, KVD_LIMBO, block_generation(a->space, id));
+}
+
+static bool last_is_in_limbo(const struct attachment *a) {
+        return a->filling.n && a->space->blocks[a->filling.last].state == KVD_LIMBO;
+}
+
+void attachment_withhold(struct attachment *a, bool on) {
+        a->withholds = on;
+        if (!on && last_is_in_limbo(a))
+                space_is_busy(a->space);
+}
+
+/* Frees up to n blocks that were released while that was withheld. */
+static bool give_withheld(struct attachment *a, uint32_t n) {
+        bool some = !a->withholds && last_is_in_limbo(a);
+
+        for (; n && !a->withholds && last_is_in_limbo(a); n--) {
+                uint32_t id = a->filling.last;
+
+                block_fill_end(a->space, id);
+                block_discard(a->space, id);
+        }
+        return some;
+}
+
 /* Moves blocks to limbo: these are at the end of the list. False: all are in limbo. */
 static bool to_limbo(struct attachment *a, uint32_t n) {
         struct space *space = a->space;
 
-        for (; n && a->filling.n && space->blocks[a->filling.first].state == KVD_FILLING; n--) {
-                uint32_t id = a->filling.first;
-
-                block_list_remove(space, &a->filling, id);
-                block_list_append(space, &a->filling, id);
-                block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
-        }
+        for (; n && a->filling.n && space->blocks[a->filling.first].state == KVD_FILLING; n--)
+                block_to_limbo(a, a->filling.first);
         return a->filling.n && space->blocks[a->filling.first].state == KVD_FILLING;
 }
 
@@ -347,6 +371,8 @@ static bool clear_up(struct attachment *a, uint32_t n) {
                 a->stopping = hooks_attachment_stops(a);
                 return true;
         }
+        if (a->state == ATTACHED)
+                return give_withheld(a, n);
         if (a->state == ORPHANED)
                 return to_limbo(a, n);
         if (a->state != FOLDING || !a->filling.n || !space_lives(a->space))

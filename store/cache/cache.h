@@ -172,6 +172,7 @@ struct attachment {
         uint32_t n_leases;
         uint32_t n_sequences;
         bool stopping;               /* its sequences are being closed */
+        bool withholds;              /* blocks that it releases go to limbo */
         uint32_t fold;               /* FOLDING: next block whose time of last use is copied */
         uint64_t given_back;         /* FOLDING: bytes of its pin page that were freed after that */
         uint64_t pinned;             /* blocks that it pinned, by the last round through the pins */

@@ -229,6 +229,8 @@ bool semaphores_reached(const struct space *space, uint32_t life, uint32_t semap
                         uint64_t value);
 void semaphores_settle(struct space *space); /* clients and blocks have been taken over */
 
+/* attachment.c: the block is no longer one that it fills, but stays its own */
+void block_to_limbo(struct attachment *a, uint32_t id);
 /* inherit.c: clients of the previous daemon */
 /* takes *page and *process on success */
 int attachment_inherit(struct space *space, const struct attachment_kept *kept, int *page,

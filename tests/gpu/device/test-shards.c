@@ -160,15 +160,61 @@ static void scheduler(struct role *role) {
         if (s.place.memory != KVD_MEMORY_NONE || s.place.shards != n_gpus)
                 die("a scheduler has memory %u of %u GPUs", s.place.memory, s.place.shards);
         allocate(&s, blocks);
+        if (kvd_free_on(s.space, BLOCKS, blocks, NULL) != -ENOTSUP)
+                die("a stream frees without a GPU");
         say(role, 'a');
         hear(role, 's');
         if (n_gpus == 1 &&
             kvd_seal_on(s.space, &pin, BLOCKS, blocks, NULL, BLOCKS * BT, NULL) != -ENOTSUP)
                 die("a stream publishes without a GPU");
         seal(&s, blocks, &pin);
+        if (kvd_unpin_on(s.space, &pin, NULL) != -ENOTSUP)
+                die("a stream releases without a GPU");
         say(role, 's');
         hear(role, 'e');
         kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+/* What a stream of it writes is in the pool of a daemon that is gone. 'k': that was killed */
+static void survivor(struct role *role) {
+        struct kvd_written written;
+        struct side s;
+
+        attach(&s, role, "the survivors' team");
+        must(kvd_write_on(s.space, s.stream, &written));
+        say(role, 'a');
+        hear(role, 'k');
+        WAIT_UNTIL(kvd_write_on(s.space, s.stream, &written) == -ESTALE);
+        must(kvd_catch_up(s.space));
+        must(kvd_write_on(s.space, s.stream, &written));
+        say(role, 'y');
+        hear(role, 'e');
+        side_close(&s);
+}
+
+static const char *keepers_team = "the writers' team";
+
+static uint32_t keeps = BLOCKS;
+#define KEEPS_MOST 64u
+
+/* Such a process that holds blocks. 'a': it has them; 'f': frees them; 'e' */
+static void keeper(struct role *role) {
+        const struct kvd_space_options options = {.flags = KVD_SPACE_INDEX_ONLY};
+        struct kvd_block blocks[KEEPS_MOST];
+        struct side s;
+
+        open_shard(&s, role, keepers_team, &options);
+        if (keeps > KEEPS_MOST)
+                die("%u blocks to keep", keeps);
+        alloc(&s, keeps, blocks);
+        for (uint32_t i = 0; i < MIN(keeps, BLOCKS); i++)
+                shared->ids[i] = blocks[i].id;
+        say(role, 'a');
+        hear(role, 'f');
+        kvd_free(s.space, keeps, blocks);
+        say(role, 'f');
+        hear(role, 'e');
         side_close(&s);
 }
 
@@ -380,6 +426,109 @@ static void a_rank_dies_while_others_write(void) {
         }
 }
 
+static struct kvd_msg_space_info_reply facts(struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+
+        space_facts(conn, 0, &info);
+        return info;
+}
+
+static uint64_t in_limbo(struct conn *conn) {
+        return facts(conn).limbo;
+}
+
+static struct peer start_keeper(const char *team) {
+        const char *const blind[] = {"FAKECUDA_DEVICES=0", NULL};
+        struct peer peer;
+
+        keepers_team = team;
+        peer = peer_start(keeper, d.socket, blind);
+        expect(&peer, 'a');
+        return peer;
+}
+
+/*
+ * Returns when the quarantine of a process that dies now is over, and so that of each that has died
+ * before, unless a child keeps it from ending.
+ */
+static void a_quarantine_passes(struct conn *conn) {
+        uint64_t filling = facts(conn).filling, limbo = in_limbo(conn);
+        struct peer stranger;
+
+        keeps = (uint32_t)limbo + 1; /* so that these are not taken for the team's */
+        stranger = start_keeper("a strangers' team");
+        keeps = BLOCKS;
+        peer_kill(&stranger);
+        WAIT_UNTIL(facts(conn).filling <= filling && in_limbo(conn) <= limbo);
+}
+
+/* The last rank has a child that keeps its GPU work going, and is killed with work in its stream. */
+static struct engine start_hands(void) {
+        struct engine hands;
+
+        allocates = seals = false;
+        forks = n_gpus - 1;
+        hands = start(writer, forks, "FAKECUDA_SLOW=set:3600000");
+        expect_all(&hands, 'a');
+        return hands;
+}
+
+static void fill_and_die(struct engine *hands) {
+        cue_all(hands, 'f');
+        expect_all(hands, 'w');
+        kill_rank(hands, forks);
+}
+
+/* A scheduler frees what a dead rank's GPU work may still write. */
+static void a_scheduler_frees_what_the_dead_write(void) {
+        struct engine hands;
+        struct conn *conn;
+        struct peer head;
+
+        start_on_gpus();
+        hands = start_hands();
+        head = start_keeper("the writers' team");
+        conn = instance_connect(&d);
+        fill_and_die(&hands);
+        cue(&head, 'f');
+        expect(&head, 'f');
+        if (in_limbo(conn) != BLOCKS)
+                die("blocks are free that a dead rank may write");
+        a_quarantine_passes(conn);
+        if (in_limbo(conn) != BLOCKS)
+                die("blocks are free although a child keeps a dead rank's work going");
+        kill(shared->child, SIGKILL);
+        WAIT_UNTIL(!in_limbo(conn));
+        conn_close(conn);
+        cue(&head, 'e');
+        peer_end(&head);
+        end(&hands);
+        end_daemon(&d);
+}
+
+/* The scheduler dies after a rank, and before the rank's work is over. */
+static void a_scheduler_dies_after_a_rank(void) {
+        struct engine hands;
+        struct conn *conn;
+        struct peer head;
+
+        start_on_gpus();
+        hands = start_hands();
+        head = start_keeper("the writers' team");
+        conn = instance_connect(&d);
+        fill_and_die(&hands);
+        end(&hands);
+        peer_kill(&head);
+        WAIT_UNTIL(in_limbo(conn) >= BLOCKS);
+        a_quarantine_passes(conn);
+        if (in_limbo(conn) < BLOCKS)
+                die("a dead scheduler's blocks are free, and a dead rank may write them");
+        kill(shared->child, SIGKILL);
+        WAIT_UNTIL(!in_limbo(conn));
+        conn_close(conn);
+        end_daemon(&d);
+}
+
 /* As long as a child keeps the rank's work going, nobody knows that it will not be done. */
 static void a_dead_rank_has_a_child(void) {
         struct kvd_msg_space_info_reply info;
@@ -394,8 +543,9 @@ static void a_dead_rank_has_a_child(void) {
         cue_all(&readers, 'r');
         expect_all(&readers, 'q');
         kill_rank(&writers, forks);
-        usleep(300000); /* several quarantines */
         conn = instance_connect(&d);
+        a_quarantine_passes(conn);
+        a_quarantine_passes(conn);
         space_facts(conn, 0, &info);
         if (info.pending != BLOCKS || info.poisoned)
                 die("of %u blocks, %llu are pending", BLOCKS, (unsigned long long)info.pending);
@@ -544,13 +694,17 @@ static void end_kept(void) {
         instance_sweep(&d);
 }
 
-/* All shards outlive it. */
+/* All shards outlive it, once it has seen them arrive. */
 static void the_daemon_is_killed(void) {
         struct engine writers, readers;
+        struct conn *conn;
 
         start_kept();
         writers = start_writers(0, NULL);
         expect_right();
+        conn = instance_connect(&d);
+        WAIT_UNTIL(!facts(conn).pending);
+        conn_close(conn);
         readers = start(reader, 0, NULL);
         expect_all(&readers, 'p');
         kill_kvd();
@@ -560,6 +714,20 @@ static void the_daemon_is_killed(void) {
         end(&readers);
         end(&writers);
         expect_right();
+        end_kept();
+}
+
+/* What its processes' streams promise to one is not passed to the next. */
+static void a_stream_outlives_the_daemon(void) {
+        struct engine survivors;
+
+        start_kept();
+        survivors = start(survivor, 0, NULL);
+        expect_all(&survivors, 'a');
+        kill_kvd();
+        cue_all(&survivors, 'k');
+        expect_all(&survivors, 'y');
+        end(&survivors);
         end_kept();
 }
 
@@ -583,12 +751,15 @@ static const struct play plays[] = {
         {"dies", a_rank_dies},
         {"dies-while-others-write", a_rank_dies_while_others_write},
         {"dead-with-a-child", a_dead_rank_has_a_child},
+        {"freed-of-the-dead", a_scheduler_frees_what_the_dead_write},
+        {"scheduler-dies-after-a-rank", a_scheduler_dies_after_a_rank},
         {"dies-afterwards", a_rank_dies_afterwards},
         {"dies-before-the-seal", a_rank_dies_before_the_seal},
         {"gpu-fails", a_gpu_fails},
         {"slow-reader", a_reader_is_slow},
         {"gpu-full", a_gpu_is_full},
         {"daemon-killed", the_daemon_is_killed},
+        {"stream-outlives", a_stream_outlives_the_daemon},
         {"both-killed", the_daemon_and_a_rank_are_killed},
 };
 
