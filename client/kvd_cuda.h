@@ -87,7 +87,7 @@ int kvd_check_pin(kvd_space *space, const struct kvd_pin *pin);
 
 /*
  * Does the same as kvd_seal for blocks that the stream is still writing. On success the chain is
- * published. -ENOTSUP: the pool is on several GPUs, see kvd_seal_written. The caller's copies of
+ * published. -EOPNOTSUPP: the pool is on several GPUs, see kvd_seal_written. The caller's copies of
  * duplicates are freed when the stream has passed.
  */
 int kvd_seal_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
@@ -121,13 +121,13 @@ int kvd_seal_written(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct k
 /*
  * Releases the pin when the stream has passed this point. The pin is empty afterwards; the blocks
  * stay pinned until a later call of this library (such as kvd_settle) finds the stream past it.
- * Returns 0, -EBUSY if the stream is being captured, or -ENOTSUP with KVD_SPACE_INDEX_ONLY.
+ * Returns 0, -EBUSY if the stream is being captured, or -EOPNOTSUPP with KVD_SPACE_INDEX_ONLY.
  */
 int kvd_unpin_on(kvd_space *space, struct kvd_pin *pin, void *stream);
 
 /*
  * Frees the blocks when the stream has passed this point. Returns 0, -EBUSY if the stream is being
- * captured, or -ENOTSUP with KVD_SPACE_INDEX_ONLY; blocks that are not zeroed then remain the
+ * captured, or -EOPNOTSUPP with KVD_SPACE_INDEX_ONLY; blocks that are not zeroed then remain the
  * caller's.
  */
 int kvd_free_on(kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream);

@@ -86,7 +86,7 @@ bool semaphore_is_quiet(const struct view *view); /* our streams have kept all p
 bool semaphore_quiet(struct view *view);
 void semaphore_close(struct view *view); /* waits likewise */
 /*
- * Adds a write behind all work in the stream. -ENOTSUP: that is not possible, and the call waited
+ * Adds a write behind all work in the stream. -EOPNOTSUPP: that is not possible, and the call waited
  * for the stream instead. -EBUSY: the stream is being captured, and nothing was done.
  */
 int semaphore_promise(struct view *view, void *stream, struct promise *ret);
@@ -106,7 +106,7 @@ uint32_t deferred_settle(struct view *view); /* returns how many entries still w
 bool deferred_quiet(struct view *view);
 
 /* stream.c */
-int index_only_refuses(const kvd_space *space); /* -ENOTSUP with KVD_SPACE_INDEX_ONLY, or 0 */
+int index_only_refuses(const kvd_space *space); /* -EOPNOTSUPP with KVD_SPACE_INDEX_ONLY, or 0 */
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                    struct kvd_layer_view *ret);
 

@@ -64,7 +64,8 @@ static int reserve(struct view *view) {
 
         if (is_fixed(view->space))
                 return client_fail(
-                        -ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
+                        -EOPNOTSUPP,
+                        "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
         r = choose_shard(view);
         if (r < 0)
                 return r;

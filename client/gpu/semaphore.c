@@ -307,7 +307,7 @@ int semaphore_promise(struct view *view, void *stream, struct promise *ret) {
         if (r < 0 || error == CU_OK)
                 return r;
         r = wait_for_stream(d, stream);
-        return r < 0 ? r : -ENOTSUP;
+        return r < 0 ? r : -EOPNOTSUPP;
 }
 
 /* ---- waits ----------------------------------------------------------------------------------- */

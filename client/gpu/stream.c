@@ -37,12 +37,12 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
 
 int index_only_refuses(const struct kvd_space *space) {
         return is_index_only(space) ?
-                       client_fail(-ENOTSUP, "this process maps only the index of space '%s'",
+                       client_fail(-EOPNOTSUPP, "this process maps only the index of space '%s'",
                                    space->name) :
                        0;
 }
 
-/* -ECHILD, as space_check, or -ENOTSUP. */
+/* -ECHILD, as space_check, or -EOPNOTSUPP. */
 static int check_memory(const struct kvd_space *space) {
         int r = space_check(space);
 
@@ -216,14 +216,14 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
         view = blocks[0].view;
         if (view->ix->n_shards > 1)
                 return client_fail(
-                        -ENOTSUP,
+                        -EOPNOTSUPP,
                         "the pool has %u GPUs, and this stream orders the writes of one: "
                         "see kvd_seal_written, or call kvd_seal when all are done",
                         view->ix->n_shards);
         if (!view->device)
                 return seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
         r = semaphore_promise(view, stream, &until);
-        if (r < 0 && r != -ENOTSUP)
+        if (r < 0 && r != -EOPNOTSUPP)
                 return r;
         r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, r == 0 ? &until : NULL);
         deferred_settle(view);
@@ -253,12 +253,12 @@ int kvd_write_on(struct kvd_space *space, void *stream, struct kvd_written *ret)
         if (!view_is_current(view) || !view_is_served(view))
                 r = client_fail(-ESTALE, "the daemon that the blocks belong to is gone; free them");
         else
-                r = view->device ? semaphore_promise(view, stream, &until) : -ENOTSUP;
+                r = view->device ? semaphore_promise(view, stream, &until) : -EOPNOTSUPP;
         if (r == 0)
                 *ret = (struct kvd_written){until.value, semaphore_at(view->device->row, until.at),
                                             view->device->token};
         view_put(view);
-        return r == -ENOTSUP ? 0 : r;
+        return r == -EOPNOTSUPP ? 0 : r;
 }
 
 /* Leaves out what was written already when the call that should have promised it waited instead. */
