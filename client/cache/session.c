@@ -29,8 +29,9 @@ static int ends_of(const struct view *view, const struct kvd_pin *pins, uint32_t
         return n;
 }
 
-static int begin_session(struct kvd_space *space, struct kvd_msg_session *request,
+static int begin_session(struct kvd_space *space, const struct kvd_msg_session *asked,
                          const struct kvd_pin *pins, uint32_t n_pins) {
+        struct kvd_msg_session request = *asked;
         kvd_ref ends[KVD_SESSION_PINS];
         struct view *view;
         int r = view_attach(space, &view);
@@ -40,9 +41,9 @@ static int begin_session(struct kvd_space *space, struct kvd_msg_session *reques
         r = ends_of(view, pins, n_pins, ends);
         if (r < 0)
                 return r;
-        request->space = view->handle;
-        request->blocks = (struct kvd_slice){ends, (uint32_t)r * (uint32_t)sizeof *ends};
-        return handle_call(space->handle, KVD_MSG_session, request, NULL, NULL);
+        request.space = view->handle;
+        request.blocks = (struct kvd_slice){ends, (uint32_t)r * (uint32_t)sizeof *ends};
+        return handle_call(space->handle, KVD_MSG_session, &request, NULL, NULL);
 }
 
 static int end_session(struct kvd_space *space, struct kvd_slice name) {

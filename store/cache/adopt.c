@@ -160,17 +160,17 @@ static void adopt_segment(struct space *space, const struct before *b, const str
                           struct segment *segment) {
         uint32_t version = before_memory(b, segment->number),
                  ready = before_ready(b, segment->number), n = space->ix->n_shards;
-        struct part *part[KVD_SHARDS];
+        struct part *part[KVD_SHARDS] = {0};
         int fds[KVD_SHARDS];
 
         segment->memory_version = version;
         if (!ready || !find_memory(parts, space, segment, part) || !segments_to_come(space))
                 return;
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < n && part[i]; i++)
                 fds[i] = part[i]->file->fd;
         if (segment_adopt(space, segment, ready, version, fds) < 0)
                 return;
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < n && part[i]; i++)
                 part[i]->file->fd = -1;
         keep_adopted(space, segment);
 }

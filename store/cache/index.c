@@ -110,7 +110,7 @@ static uint64_t gcd(uint64_t a, uint64_t b) {
 
 /* The least number of blocks that fill whole pages of that size. */
 static uint64_t blocks_of_pages(uint64_t page_bytes, uint64_t block_bytes) {
-        return MAX(page_bytes / gcd(page_bytes, block_bytes), 1);
+        return page_bytes / gcd(page_bytes, block_bytes);
 }
 
 /*
@@ -128,7 +128,8 @@ static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes,
         want = MIN(MAX(want, max_blocks / (KVD_MAX_SEGMENTS / 8)), max_blocks);
         if (store->pages.large && 2 * large <= 3 * want && large <= max_blocks)
                 granule = large;
-        return MAX(granule, ALIGN_UP(want, granule));
+        granule = granule ?: 1; /* it never is 0, which the analyzer does not see */
+        return DIV_UP(MAX(want, 1), granule) * granule;
 }
 
 /* Counts the blocks that quota and caller allow in a pool of that size; there is at least one. */

@@ -278,7 +278,7 @@ static void replace(const struct attachment *a, struct session *s, const struct 
 int space_session(struct attachment *a, const struct session_request *q) {
         struct space *space = a->space;
         struct session *old, *unused;
-        struct need need;
+        struct need need = {0};
         int r = check(space, q);
 
         if (r == 0)

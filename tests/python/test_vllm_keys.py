@@ -60,7 +60,7 @@ class Serving:
         it.num_computed_tokens = len(it.all_token_ids)
         self.ledger.publish()
         self.space.flush()
-        chain = self.ledger.leave(it.request_id)
+        chain = self.ledger.leave(it)
         self.ledger.close(chain)
         return found * SIZE
 
