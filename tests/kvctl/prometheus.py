@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 ROOT, KVCTL, FOLDER = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-PATIENCE = 60
+PATIENCE = 600
 EXAMPLE = re.compile(r"\.Bd -literal -offset indent\n((?:receivers|scrape_configs):\n.*?)\.Ed", re.S)
 
 

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "tests/lib")]
 
 import kvd  # noqa: E402
-from instance import PATIENCE, Instance  # noqa: E402
+from instance import Instance  # noqa: E402
 
-LARGE, MADV_COLLAPSE = 2 << 20, 25
+LARGE, MADV_COLLAPSE, PATIENCE = 2 << 20, 25, 600
 BT, BLOCKS, CHAIN = 16, 256, 16         # of 256 KiB: 64 MiB
 GEOMETRY = kvd.Geometry(layers=1, kv_heads=1, head_dim=2048, vocab=1 << 20, dtype="f32", block_tokens=BT)
 
