@@ -15,11 +15,11 @@
 
 /* A chain as it grows during one seal. */
 struct growth {
-        struct kvd_key root;    /* of the chain; only set while its first run is incomplete */
-        uint32_t parent;        /* block before, or NONE */
-        struct kvd_desc fields; /* of the next block: key is that of the block before it */
+        struct kvd_key root; /* of the chain; only set while its first run is incomplete */
+        uint32_t parent;     /* block before, or NONE */
+        bool joint;          /* the request has promises */
         struct kvd_promise promises[KVD_SHARDS - 1]; /* of all blocks */
-        bool joint;                                  /* the request has promises */
+        struct kvd_desc fields; /* of the next block: key is that of the block before it */
 };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
