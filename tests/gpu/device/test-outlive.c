@@ -462,6 +462,7 @@ static void dies_at_points(bool successors) {
                 pid_t pid;
 
                 expect(&peer, 'r');
+                conn_close(instance_connect(&d)); /* the daemon of now serves */
                 usleep(STEADY_US);
                 pid = kvd_of_now();
                 if (successors)
