@@ -274,7 +274,7 @@ START_TEST(a_block_is_poisoned_if_one_stream_ends_first) {
         while (store_idle(store))
                 ;
         ck_assert(!is_poisoned(kept) && is_poisoned(lost));
-        ck_assert_uint_eq(*word, 2); /* whoever waits goes on */
+        ck_assert_uint_eq(*word, 2); /* waiting streams go on */
         ck_assert_uint_eq(space->ix->n_pending, 2);
         *word_of(a) = 2;
         ck_assert(!waits(kept));

@@ -573,7 +573,7 @@ static void a_rank_dies_afterwards(void) {
         }
 }
 
-/* The blocks are nobody's until the last rank is gone, and then are free. */
+/* The blocks stay taken until the last rank is gone, and are free then. */
 static void a_rank_dies_before_the_seal(void) {
         for (uint32_t i = 0; i < n_gpus; i++) {
                 struct conn *conn;
@@ -731,7 +731,7 @@ static void a_stream_outlives_the_daemon(void) {
         end_kept();
 }
 
-/* Blocks that were not complete are dropped, and whoever waits for them is told. */
+/* Incomplete blocks are dropped, and clients that wait for them are told. */
 static void the_daemon_and_a_rank_are_killed(void) {
         for (uint32_t i = 0; i < n_gpus; i++) {
                 struct engine writers;

@@ -62,7 +62,7 @@ Requests may ask that their prompt and answer be kept when they have ended, as a
 kvd's daemon: "kv_transfer_params": {"kvd_session": {"name": "agent-7", "keep": "high", "ttl": 300}}. The name is by default
 vLLM's "session_id". A newer request of the session replaces what is kept of it; "ttl": 0 ends it. It outlives this vLLM, and
 another one may serve the next request. keep may be "high" (evicted after all others), or, if the extra configuration has "pin":
-true, "pinned": not evicted, so that other requests may have to wait, and whoever may send requests can do that (see
+true, "pinned": not evicted, so that other requests may have to wait, and every client of the API can ask for that (see
 _vllm_session.py and kvd.Space.session()).
 
 KV cache events (--kv-events-config) are sent by vLLM's own publisher, and credit this vLLM with what it can use: each block
