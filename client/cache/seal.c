@@ -298,26 +298,14 @@ static int seal_pieces(struct piece *p, uint32_t n, uint32_t n_tokens) {
 
 int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
                 const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
-                const struct promise *until) {
+                const struct seal_until *until) {
         struct piece p = {.view = blocks[0].view,
                           .pin = pin,
                           .blocks = blocks,
                           .tokens = tokens,
                           .ids = ids,
-                          .until = until};
-
-        return seal_pieces(&p, n, n_tokens);
-}
-
-int seal_ordered(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                 const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
-                 const struct promise_list *promises) {
-        struct piece p = {.view = blocks[0].view,
-                          .pin = pin,
-                          .blocks = blocks,
-                          .tokens = tokens,
-                          .ids = ids,
-                          .promises = promises};
+                          .until = until ? until->own : NULL,
+                          .promises = until ? until->streams : NULL};
 
         return seal_pieces(&p, n, n_tokens);
 }

@@ -110,21 +110,19 @@ int index_only_refuses(const kvd_space *space); /* -EOPNOTSUPP with KVD_SPACE_IN
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                    struct kvd_layer_view *ret);
 
-/*
- * seal.c; ids: NULL, or as in kvd_seal_keep; until: NULL, or the promise after which the data is
- * there
- */
-int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
-                const struct promise *until);
-/* seal.c; the same for blocks whose shards several streams write; duplicates stay the caller's */
 struct promise_list {
         uint32_t n;
         struct kvd_promise at[KVD_SHARDS];
 };
-int seal_ordered(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                 const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
-                 const struct promise_list *promises);
+/* When the data is there: one of them. */
+struct seal_until {
+        const struct promise *own;          /* the caller's stream has written it */
+        const struct promise_list *streams; /* they have; duplicates stay the caller's */
+};
+/* seal.c; ids: NULL, or as in kvd_seal_keep; until: NULL: the data is there */
+int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
+                const struct seal_until *until);
 /* of blocks with tokens; any: or with the words of a key */
 int seal_check(const kvd_space *space, const struct kvd_pin *pin, uint32_t n,
                const struct kvd_block *blocks, uint32_t n_tokens);

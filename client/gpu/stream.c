@@ -225,7 +225,8 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
         r = semaphore_promise(view, stream, &until);
         if (r < 0 && r != -EOPNOTSUPP)
                 return r;
-        r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, r == 0 ? &until : NULL);
+        r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids,
+                        r == 0 ? &(struct seal_until){.own = &until} : NULL);
         deferred_settle(view);
         return r;
 }
@@ -284,7 +285,9 @@ int kvd_seal_written(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
 
         if (r == 0)
                 r = promises_of(blocks[0].view, written, n_written, &promises);
-        return r < 0 ? r : seal_ordered(space, pin, n, blocks, tokens, n_tokens, ids, &promises);
+        return r < 0 ? r :
+                       seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids,
+                                   &(struct seal_until){.streams = &promises});
 }
 
 /* ---- letting go ------------------------------------------------------------------------------ */
