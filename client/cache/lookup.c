@@ -418,6 +418,8 @@ bool pin_block(struct view *view, kvd_ref ref) {
         if (pins && settles(slot, sealed))
                 return true;
         unpin_block(view, id); /* C8 */
+        if (!pins)
+                settles(slot, sealed); /* an earlier search would find the same block again */
         return false;
 }
 

@@ -19,6 +19,10 @@
  *      D5  any pin: slot word := SEALED again, same generation; try another block
  *      D6  no pin: take it out of the index, generation + 1, FREE
  *
+ * The last blocks of a chain go through these steps together, deepest first, if they are evicted one
+ * after the other anyway: they share D4's look at who uses their groups, which costs a load for
+ * each client. A pin stops there what is above it, too.
+ *
  * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3)
  * comes before the scan and the daemon sees it.
  *
@@ -161,8 +165,15 @@ static uint64_t stamp_at(const struct space *space, uint32_t id, uint64_t clock)
         return ranked(&space->blocks[id], policy_of(space)->stamp(space, id, clock));
 }
 
-/* Using the child uses the parent, too. */
-static uint64_t stamp_of_parent(const struct block *parent, const struct block *child) {
+/*
+ * The parent's stamp when its last child is evicted. Using the child uses the parent, too. A prefix
+ * without its end is evicted first.
+ */
+static uint64_t stamp_without(const struct space *space, const struct block *child) {
+        const struct block *parent = &space->blocks[child->parent];
+
+        if (space_finds_whole(space) || parent->poisoned)
+                return 0;
         return ranked(parent, MAX(parent->stamp & (PRECIOUS - 1), child->stamp & (PRECIOUS - 1)));
 }
 
@@ -423,7 +434,7 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
 }
 
 static void block_unlink(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id], *parent;
+        struct block *b = &space->blocks[id];
 
         if (b->sib_next != NONE)
                 space->blocks[b->sib_next].sib_prev = b->sib_prev;
@@ -435,10 +446,7 @@ static void block_unlink(struct space *space, uint32_t id) {
                 leaf_remove(space, id);
                 return;
         }
-        parent = &space->blocks[b->parent];
-        /* a prefix without its end is evicted first */
-        parent->stamp = space_finds_whole(space) || parent->poisoned ? 0 :
-                                                                       stamp_of_parent(parent, b);
+        space->blocks[b->parent].stamp = stamp_without(space, b);
         leaf_replace(space, id, b->parent);
 }
 
@@ -459,32 +467,56 @@ static void leave_lists(struct space *space, uint32_t id) {
         b->poisoned = false;
 }
 
-/* D4. Also false if the look finds new users of the group, whose times of use are not known yet. */
-static bool is_left_alone(struct space *space, uint32_t id) {
-        uint32_t reads = space->n_attachments;
-        bool news = users_look(space, id);
+/* D4, first half. True: it found new users of a group, whose pins and times of use are not known. */
+static bool look_at_all(const struct space *space, const uint32_t *ids, uint32_t n,
+                        uint32_t *reads) {
+        uint32_t group = NONE;
+        bool news = false;
 
-        return !users_pin(space, id, &space->blocks[id].pinned_by, &reads) && !news;
+        for (uint32_t i = 0; i < n; i++) {
+                if (ids[i] / KVD_GROUP_IDS == group)
+                        continue;
+                group = ids[i] / KVD_GROUP_IDS;
+                spend(reads, look_reads(space));
+                news |= users_look(space, ids[i]);
+        }
+        return news;
 }
 
-/*
- * D2 to D6 of the protocol above, for a leaf that seemed unused. Its pins were just read, so
- * reading them again costs next to nothing.
- */
-static bool retire(struct space *space, uint32_t id, uint32_t *reads) {
-        uint32_t generation = block_generation(space, id);
+/* D4, second half, among the clients that the look found. */
+static bool is_pinned(struct space *space, uint32_t id) {
+        uint32_t reads = space->n_attachments;
 
-        block_set_state(space, id, KVD_RETIRING, generation);
-        if (!is_left_alone(space, id)) {
-                block_set_state(space, id, KVD_SEALED, generation);
-                return false;
-        }
+        return users_pin(space, id, &space->blocks[id].pinned_by, &reads);
+}
+
+/* D6 */
+static void take_out(struct space *space, uint32_t id, uint32_t *reads) {
         index_leave(space, id);
         spend(reads, sessions_move(space, id, space->blocks[id].parent, NULL));
         block_unlink(space, id);
         leave_lists(space, id);
         block_to_free(space, id);
-        return true;
+}
+
+/*
+ * D2 to D6 of the protocol above, for n blocks that seemed unused: a leaf, and those above it, each
+ * of which is a leaf when the one before it has gone. They share one look at the clients' groups.
+ * Their pins were just read, so reading them again costs next to nothing. Returns how many have
+ * gone; the others are sealed again.
+ */
+static uint32_t retire(struct space *space, const uint32_t *ids, uint32_t n, uint32_t *reads) {
+        uint32_t gone = 0;
+        bool news;
+
+        for (uint32_t i = 0; i < n; i++)
+                block_set_state(space, ids[i], KVD_RETIRING, block_generation(space, ids[i]));
+        news = look_at_all(space, ids, n, reads);
+        for (; !news && gone < n && !is_pinned(space, ids[gone]); gone++)
+                take_out(space, ids[gone], reads);
+        for (uint32_t i = gone; i < n; i++)
+                block_set_state(space, ids[i], KVD_SEALED, block_generation(space, ids[i]));
+        return gone;
 }
 
 /*
@@ -492,7 +524,7 @@ static bool retire(struct space *space, uint32_t id, uint32_t *reads) {
  * pin it should not see it RETIRING again and again.
  */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
-        if (!block_in_use(space, id, reads) && retire(space, id, reads))
+        if (!block_in_use(space, id, reads) && retire(space, &id, 1, reads))
                 return true;
         space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
         return false;
@@ -530,20 +562,54 @@ static void shelve(struct arena *arena, uint32_t id) {
         shelf_add(arena, id);
 }
 
-/* True: the coldest leaf was evicted. Otherwise it sank, or is in use. */
-static bool try_coldest(struct space *space, struct arena *arena, uint32_t *reads) {
+/* The stamp of the leaf that is evicted after the coldest one and those above it. */
+static uint64_t second_coldest(const struct space *space, const struct arena *arena) {
+        return arena->n_heap > 1 ? space->blocks[arena->heap[coldest_of(arena, 1)]].stamp :
+                                   UINT64_MAX;
+}
+
+/* Is a leaf's parent evicted right after it: before leaves with this stamp? */
+static bool is_next(struct space *space, uint32_t leaf, uint64_t before, uint32_t *reads) {
+        const struct block *b = &space->blocks[leaf];
+        uint32_t parent = b->parent;
+        uint64_t stamp;
+
+        if (parent == NONE || b->sib_prev != NONE || b->sib_next != NONE || b->session ||
+            space->blocks[parent].session ||
+            block_arena(space, parent) != block_arena(space, leaf) ||
+            seems_in_use(space, parent, reads))
+                return false;
+        spend(reads, worth_reads(space, parent));
+        stamp = stamp_without(space, b);
+        return stamp <= before && (!stamp || current_stamp(space, parent) <= before);
+}
+
+#define CHAIN 16u
+
+/* Evicts the coldest leaf and those above it that come next, at most `most`; returns how many. */
+static uint32_t retire_coldest(struct space *space, struct arena *arena, uint32_t most,
+                               uint32_t *reads) {
+        uint64_t before = second_coldest(space, arena);
+        uint32_t ids[CHAIN] = {arena->heap[0]}, n = 1;
+
+        space->leaves.ages.coldest = space->blocks[ids[0]].stamp & CLOCK;
+        for (; n < MIN(most, CHAIN) && *reads && is_next(space, ids[n - 1], before, reads); n++)
+                ids[n] = space->blocks[ids[n - 1]].parent;
+        return retire(space, ids, n, reads);
+}
+
+/* 0: the coldest leaf sank, or is in use. */
+static uint32_t try_coldest(struct space *space, struct arena *arena, uint32_t most,
+                            uint32_t *reads) {
         uint32_t id = arena->heap[0];
 
         if (seems_in_use(space, id, reads)) {
                 space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 shelve(arena, id);
-                return false;
+                return 0;
         }
-        spend(reads, look_reads(space) + worth_reads(space, id));
-        if (users_look(space, id) || warmed_up(space, id))
-                return false;
-        space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
-        return retire(space, id, reads);
+        spend(reads, worth_reads(space, id));
+        return warmed_up(space, id) ? 0 : retire_coldest(space, arena, most, reads);
 }
 
 /* Looks at one leaf of the shelf. If it is unused, it returns to the heap with a new stamp. */
@@ -582,18 +648,20 @@ static void begin_round(struct space *space, struct arena *arena, uint32_t *read
 }
 
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads) {
-        uint32_t evicted = 0, again = 0, ahead = 0;
+        uint32_t evicted = 0, again = 0, ahead = 0, tried = 1;
 
         begin_round(space, arena, reads);
         while (evicted < n && *reads && (arena->n_heap || again < arena->shelf.n)) {
-                if (arena->shelf.n) {
+                for (uint32_t i = 0; i < tried && *reads && arena->shelf.n; i++, again++)
                         look_again(space, arena, reads);
-                        again++;
-                }
-                if (arena->n_heap) {
-                        ahead = ahead ? ahead - 1 : evict_ahead(space, arena, n - evicted) - 1;
-                        evicted += try_coldest(space, arena, reads);
-                }
+                if (!arena->n_heap)
+                        continue;
+                if (!ahead)
+                        ahead = evict_ahead(space, arena, n - evicted);
+                tried = try_coldest(space, arena, ahead, reads);
+                evicted += tried;
+                tried = MAX(tried, 1);
+                ahead -= tried;
         }
         return evicted;
 }

@@ -47,8 +47,9 @@ def run(tests: list, *arguments) -> int:
         try:
             test(*arguments)
             print(f"ok   {test.__name__.removeprefix('test_').replace('_', ' ')}", flush=True)
-        except Exception:
+        except Exception as error:
             failed += 1
             traceback.print_exc(file=sys.stdout)
-            print(f"FAIL {test.__name__}", flush=True)
+            (*_, where), why = traceback.extract_tb(error.__traceback__), " ".join(str(error).split())
+            print(f"FAIL {test.__name__}: {where.line}: {type(error).__name__} {why[:300]}", flush=True)
     return 1 if failed else 0

@@ -73,6 +73,22 @@ static void seal_leaves(struct attachment *a, const uint32_t *tokens, uint32_t n
         }
 }
 
+/* Seals n blocks behind `parent`, with tokens that begin with `token`. */
+static void seal_chain(struct attachment *a, kvd_ref parent, uint32_t token, uint32_t n,
+                       kvd_ref *ret) {
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t tokens[BT] = {token, i};
+                struct seal_request q = {.n_blocks = 1,
+                                         .blocks = &ret[i],
+                                         .n_tokens = BT,
+                                         .tokens = tokens,
+                                         .parent = i ? ret[i - 1] : parent};
+
+                ck_assert_int_eq(space_allocate(a, 1, &ret[i]), 1);
+                ck_assert_int_eq(space_seal(a, &q, &ret[i]), 0);
+        }
+}
+
 static uint64_t own_time_ns(void) {
         struct timespec t;
 
@@ -289,23 +305,14 @@ START_TEST(evicting_a_chain_skips_its_pinned_leaves) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), root = 0;
         struct attachment *a = fixture_attach(space), *holder = NULL;
-        uint32_t tokens[BT] = {0}, n = 0;
+        uint32_t n = 0;
         int64_t got = 0;
         bool more = true;
         struct kvd_pin_words *words;
 
-        for (uint32_t i = 0; i < LEAVES - 1; i++) {
-                struct seal_request q = {.n_blocks = 1,
-                                         .blocks = &refs[i],
-                                         .n_tokens = BT,
-                                         .tokens = tokens,
-                                         .parent = root};
-
-                ck_assert_int_eq(space_allocate(a, 1, &refs[i]), 1);
-                tokens[0] = i;
-                ck_assert_int_eq(space_seal(a, &q, &refs[i]), 0);
-                root = root ? root : refs[0];
-        }
+        seal_chain(a, KVD_ROOT, 0, 1, &root);
+        for (uint32_t i = 1; i < LEAVES - 1; i++)
+                seal_chain(a, root, i, 1, &refs[i]);
         for (uint32_t i = 0; i < CLIENTS; i++)
                 holder = fixture_attach(space);
         words = words_of(holder);
@@ -442,6 +449,83 @@ START_TEST(an_ended_client_uses_no_group) {
 }
 END_TEST
 
+/* ---- the ends of chains ---------------------------------------------------------------------- */
+
+#define LINKS 16u
+
+static uint32_t evict(struct space *space, uint32_t n, uint32_t *reads) {
+        return evict_coldest(space, space->memory.arenas, n, reads);
+}
+
+/* Each block once took two looks at all clients. */
+START_TEST(the_end_of_a_chain_takes_one_look) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space);
+        uint32_t reads = READS;
+        kvd_ref refs[LINKS + 1];
+
+        for (uint32_t i = 1; i < CLIENTS; i++)
+                idle_client(space);
+        seal_chain(a, KVD_ROOT, 0, LINKS + 1, refs);
+        ck_assert_uint_eq(evict(space, 1, &reads), 1); /* its client is known from now on */
+        reads = READS;
+        ck_assert_uint_eq(evict(space, LINKS, &reads), LINKS);
+        ck_assert_uint_le(READS - reads, 2 * CLIENTS);
+        check_clean(space);
+}
+END_TEST
+
+/* The pin may be the client's first one in the group, which only the look finds. */
+START_TEST(the_end_of_a_chain_goes_up_to_a_pin) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space), *holder;
+        uint32_t reads = READS, pinned = LINKS / 3, gone = LINKS - 1 - pinned;
+        kvd_ref refs[LINKS];
+
+        holder = _i ? idle_client(space) : fixture_attach(space);
+        seal_chain(a, KVD_ROOT, 0, LINKS, refs);
+        kvd_group_use(holder->groups, kvd_ref_id(refs[pinned]));
+        holder->words[kvd_ref_id(refs[pinned])].pins = 1;
+        ck_assert_uint_eq(evict(space, LINKS, &reads), gone);
+        for (uint32_t i = 0; i < LINKS; i++)
+                ck_assert_int_eq(block_current(space, refs[i]), i <= pinned);
+        check_clean(space);
+        holder->words[kvd_ref_id(refs[pinned])].pins = 0;
+        ck_assert_uint_eq(evict(space, LINKS, &reads), LINKS - gone);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(the_end_of_a_chain_waits_for_colder_leaves) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space);
+        kvd_ref warm[8], cold[4], branch, other;
+        uint32_t reads = READS;
+
+        space->clock = 10;
+        seal_chain(a, KVD_ROOT, 1, 4, warm);
+        seal_chain(a, warm[0], 2, 1, &branch);
+        space->clock = 20;
+        seal_chain(a, KVD_ROOT, 3, 4, cold);
+        space->clock = 30;
+        seal_chain(a, warm[3], 4, 4, warm + 4);
+        space->clock = 40;
+        seal_chain(a, KVD_ROOT, 5, 1, &other);
+        a->words[kvd_ref_id(warm[2])].touch = 50;
+        space->clock = 60;
+        ck_assert_uint_eq(evict(space, 1, &reads), 1);
+        ck_assert(!block_current(space, branch));
+        ck_assert_uint_eq(evict(space, 5, &reads), 5); /* cold, and one of warm */
+        ck_assert(!block_current(space, cold[0]) && !block_current(space, warm[7]));
+        ck_assert(block_current(space, warm[6]) && block_current(space, other));
+        ck_assert_uint_eq(evict(space, 5, &reads), 5); /* to its third block, and then other */
+        ck_assert(!block_current(space, warm[3]) && block_current(space, warm[2]));
+        ck_assert(!block_current(space, other));
+        ck_assert_uint_eq(evict(space, LINKS, &reads), 3);
+        check_clean(space);
+}
+END_TEST
+
 /* ---- generations: in builds with few bits ---------------------------------------------------- */
 
 #define IDS 64u
@@ -493,4 +577,6 @@ SUITE("eviction", FIXTURE(open_store, fixture_close),
             evicting_a_chain_skips_its_pinned_leaves, words_of_idle_clients_are_not_read,
             rounds_skip_unused_groups, an_ended_client_uses_no_group),
       LOOPS(ARRAY_SIZE(policies), the_first_use_of_a_group_counts),
+      TESTS(the_end_of_a_chain_takes_one_look, the_end_of_a_chain_waits_for_colder_leaves),
+      LOOPS(2, the_end_of_a_chain_goes_up_to_a_pin),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

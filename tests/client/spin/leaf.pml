@@ -19,8 +19,8 @@
  * ids are the same under both roots. Steps are named in pins.pml, which also covers clients that die, and several
  * clients. Here there is one client, and a daemon that puts chains into any blocks in any order.
  *
- * Broken on purpose, each must fail: -DPARENT_FIRST -DLINK_NO_GEN -DNO_LINK -DNO_RECHECK -DNO_CFENCE -DNO_DFENCE,
- * and with -DRUNS: -DRUN_READ_ONCE -DRUN_WRITTEN_OPEN -DRUN_NO_GEN
+ * Broken on purpose, each must fail: -DPARENT_FIRST -DLINK_NO_GEN -DNO_LINK -DNO_RECHECK -DNO_CFENCE -DNO_DFENCE
+ * -DGO_ON -DNO_SCAN_ABOVE, and with -DRUNS: -DRUN_READ_ONCE -DRUN_WRITTEN_OPEN -DRUN_NO_GEN
  */
 #ifndef DEPTH
 #define DEPTH 2                         /* blocks in the longest chain */
@@ -193,21 +193,61 @@ bool emptied;
 #else
 #define VICTIM(b)      (resident[b])
 #endif
+#define OTHER_CHILD(c) (c != b && resident[c] && up[c] == up[b])
+#define ONLY_CHILD(b)  (up[b] != ROOT && !OTHER_CHILD(0) && !OTHER_CHILD(1) && !OTHER_CHILD(2))
 #define EXTENDABLE(b)  (resident[b] && data[b] <= 2 * (DEPTH - 1))
 #define EMPTY          (!resident[0] && !resident[1] && !resident[2])
 #define FULL           (resident[0] && resident[1] && resident[2])
 
-inline evict() {                        /* D1 has looked at the pins before; by now they may have changed */
+inline take_out(it) {
+        d_step { resident[it] = false; gen[it]++; up[it] = ROOT }
+        DSTORE(WORD, it, W(FREE, gen[it]))                      /* D6 */
+}
+
+inline evict_parent() {
+        if
+#ifndef NO_SCAN_ABOVE
+        :: pin[p] > 0 ->                                        /* D4 */
+                DSTORE(WORD, p, W(SEALED, gen[p]))              /* D5 */
+#endif
+        :: else -> take_out(p)
+        fi
+}
+
+/*
+ * D1 has looked at the pins before; by now they may have changed. A leaf that is the only child is evicted alone or
+ * together with its parent, p.
+ */
+inline evict() {
+        if
+        :: ONLY_CHILD(b) -> p = ID(up[b]); both = true
+        :: true
+        fi;
         DSTORE(WORD, b, W(RETIRING, gen[b]));                   /* D2 */
+        if
+        :: both -> DSTORE(WORD, p, W(RETIRING, gen[p]))
+        :: else
+        fi;
 #ifndef NO_DFENCE
         !db_full;                                               /* D3 */
 #endif
         if
         :: pin[b] > 0 ->                                        /* D4 */
-                DSTORE(WORD, b, W(SEALED, gen[b]))              /* D5 */
+                DSTORE(WORD, b, W(SEALED, gen[b]));             /* D5 */
+                if
+#ifndef GO_ON
+                :: both -> DSTORE(WORD, p, W(SEALED, gen[p]))
+#else
+                :: both -> evict_parent()
+#endif
+                :: else
+                fi
         :: else ->
-                d_step { resident[b] = false; gen[b]++; up[b] = ROOT }
-                DSTORE(WORD, b, W(FREE, gen[b]))                /* D6 */
+                take_out(b);
+                if
+                :: both -> evict_parent()
+                :: else
+                fi
         fi
 }
 
@@ -247,6 +287,7 @@ inline fill() {
 
 proctype daemon() {
         byte ops, b, p;
+        bool both;
 
         do
         :: atomic {                                             /* D1 */
@@ -258,7 +299,7 @@ proctype daemon() {
                 ops = (ops < OPS -> ops + 1 : OPS)
            }
            evict();
-           b = 0
+           d_step { b = 0; p = 0; both = false }
         :: atomic {
                 ops < OPS && !FULL ->
                 if

@@ -56,6 +56,8 @@ wrong leaf    NO_LINK
 wrong leaf    NO_RECHECK
 wrong leaf    NO_CFENCE
 wrong leaf    NO_DFENCE
+wrong leaf    GO_ON OPS=3
+wrong leaf    NO_SCAN_ABOVE
 wrong leaf    RUNS NO_RECHECK
 wrong leaf    RUNS RUN_READ_ONCE
 wrong leaf    RUNS RUN_WRITTEN_OPEN
