@@ -5,9 +5,9 @@
  * bytes, and nothing may be left over.
  *
  *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--huge]
- *           [--threads]
+ *           [--threads] [--idle N]
  *
- * --threads runs the workers as threads of this process (for ThreadSanitizer). No worker is killed
+ * --idle N: further clients, of one process, that are only attached. --threads runs the workers as threads of this process (for ThreadSanitizer). No worker is killed
  * then.
  */
 
@@ -33,7 +33,7 @@
 #define MAX_WORKERS 32
 
 struct options {
-        uint32_t seconds, processes;
+        uint32_t seconds, processes, idle;
         uint64_t seed;
         const char *pool;
         bool arena, epoll, kill_daemon, threads, huge;
@@ -44,7 +44,7 @@ struct soak {
         struct instance daemon;
         struct tally *tally; /* shared with the workers */
         struct random random;
-        pid_t pids[MAX_WORKERS];
+        pid_t pids[MAX_WORKERS], idle;
         pthread_t threads[MAX_WORKERS];
         uint64_t started; /* workers, for their seeds */
         bool failed;
@@ -84,6 +84,18 @@ static void start_worker(struct soak *s, uint32_t i) {
         if (s->pids[i] == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 _exit(worker_run(&o));
+        }
+}
+
+static void start_idle(struct soak *s) {
+        struct worker_options o = worker_options(s);
+
+        if (!s->o.idle)
+                return;
+        s->idle = fork();
+        if (s->idle == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                _exit(worker_idle(&o, s->o.idle));
         }
 }
 
@@ -128,12 +140,16 @@ static void end_workers(struct soak *s) {
                 waitpid(s->pids[i], &status, 0);
                 note_end(s, status);
         }
+        if (s->idle) {
+                waitpid(s->idle, &status, 0);
+                note_end(s, status);
+        }
 }
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
 static const char *const *daemon_settings(const struct soak *s) {
-        static const char *settings[10];
+        static const char *settings[12];
         static char pool[64], users[64];
         uint32_t n = 0;
 
@@ -148,6 +164,10 @@ static const char *const *daemon_settings(const struct soak *s) {
         }
         if (s->o.epoll)
                 settings[n++] = "daemon.loop=epoll";
+        if (s->o.idle) {
+                settings[n++] = "daemon.max_clients=400";
+                settings[n++] = "daemon.user_clients=399";
+        }
         settings[n] = NULL;
         return settings;
 }
@@ -230,6 +250,7 @@ static void soak(struct soak *s) {
 
         for (uint32_t i = 0; i < s->o.processes; i++)
                 start_worker(s, i);
+        start_idle(s);
         while (now_ms() < end && !s->failed && !s->tally->bytes_wrong) {
                 usleep(20000);
                 if (!s->o.threads)
@@ -259,6 +280,7 @@ static void parse(struct options *o, int argc, char **argv) {
                                               {"kill-daemon", no_argument, NULL, 'k'},
                                               {"threads", no_argument, NULL, 't'},
                                               {"huge", no_argument, NULL, 'h'},
+                                              {"idle", required_argument, NULL, 'i'},
                                               {0}};
         int c;
 
@@ -273,6 +295,7 @@ static void parse(struct options *o, int argc, char **argv) {
                 case 'k': o->kill_daemon = true; break;
                 case 't': o->threads = true; break;
                 case 'h': o->huge = true; break;
+                case 'i': o->idle = (uint32_t)atoi(optarg); break;
                 default: exit(2);
                 }
 }

@@ -474,6 +474,28 @@ static void close_all(struct worker *w) {
         w->kvd = kvd_close(w->kvd);
 }
 
+int worker_idle(const struct worker_options *options, uint32_t n) {
+        struct worker *all = calloc(n, sizeof *all);
+        int r = 0;
+
+        for (uint32_t i = 0; i < n && r == 0; i++) {
+                all[i].o = options;
+                all[i].random.state = options->seed + i;
+                r = open_spaces(&all[i]);
+        }
+        if (r < 0)
+                complain(&all[0], "open an idle client");
+        for (uint32_t i = 0; r == 0 && !options->tally->stop; i = (i + 1) % n) {
+                for (uint32_t j = 0; j < N_SPACES; j++)
+                        kvd_catch_up(all[i].spaces[j]); /* to a new daemon */
+                usleep(2000);
+        }
+        for (uint32_t i = 0; i < n; i++)
+                close_all(&all[i]);
+        free(all);
+        return r < 0;
+}
+
 int worker_run(const struct worker_options *options) {
         struct worker w = {.o = options, .random = {options->seed}};
         int r;

@@ -29,5 +29,7 @@ extern const struct kvd_geometry soak_geometry;
 
 /* Works until tally->stop. Returns 0, or 1 after printing what went wrong. */
 int worker_run(const struct worker_options *options);
+/* n clients that are only attached, until tally->stop; returns as worker_run */
+int worker_idle(const struct worker_options *options, uint32_t n);
 
 #endif
