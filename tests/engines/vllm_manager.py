@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 
 import kvd
-from kvd.engines._vllm_connector import KvdConnector, Step
+from kvd.engines._vllm_connector import HOST, KvdConnector, Step
 from kvd.engines._vllm_events import Teller
 from kvd.engines._vllm_groups import Groups
 from kvd.engines._vllm_ledger import Ledger
@@ -155,11 +155,12 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             worker.rows = Rows(space)
             assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
             worker.handle_preemptions(Step(space.name, it.ledger.top, 0))
-            try:
-                worker.handle_preemptions(Step("another", it.ledger.top, 0))
-                raise AssertionError("a worker would write in another space")
-            except RuntimeError as error:
-                assert "the scheduler uses space another" in str(error), error
+            for name, host, words in (("another", HOST, "the scheduler uses space another"), (space.name, "B", "on two hosts")):
+                try:
+                    worker.handle_preemptions(Step(name, it.ledger.top, 0, host=host))
+                    raise AssertionError("a worker would write in another space, or another daemon's")
+                except RuntimeError as error:
+                    assert words in str(error), error
             assert worker.mapped >= it.ledger.top
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
 

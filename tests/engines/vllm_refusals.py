@@ -29,6 +29,7 @@ from vllm_engine import connector
 
 import kvd
 from kvd.engines import _vllm_space as space
+from kvd.engines import _vllm_connector as connectors
 from kvd.engines._vllm_connector import KvdConnector, KVConnectorRole
 from kvd.engines._vllm_copier import Copier, Job
 from kvd.engines._vllm_layout import register
@@ -136,23 +137,35 @@ def check_methods() -> None:
 
 
 def check_shards() -> None:
-    """Tensor parallelism on GPUs: the pool must be divided as the model is, and each worker must run where its shard is."""
+    """Parallelism on GPUs: the pool must be divided as the model is, and each worker must run where its shard is. Shards have
+    room for the largest stage of a pipeline."""
     pool = SimpleNamespace(shards=2, shard=1, device=(2, 1), block_bytes=4096)
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
-    with changed(space, "current_platform", GPU), changed(config.parallel_config, "tensor_parallel_size", 2):
-        space.refuse_in_place(config, plain)
+    page = plain.kv_cache_tensors[0].layer_stride
+    with changed(config.parallel_config, "tensor_parallel_size", 2), changed(space, "stages", lambda _: [3, 5]):
+        with changed(config.parallel_config, "pipeline_parallel_size", 2), changed(space, "current_platform", GPU):
+            space.refuse_in_place(config, plain)
+            assert (space.workers(config), space._block_bytes(config, plain, "blhnc", 0)) == (4, 5 * page)
+        assert (space.workers(config), space._block_bytes(config, plain, "blhnc", 0)) == (2, 8 * page)
     assert space.check_shards(pool, 2) is pool
-    said(lambda: space.check_shards(pool, 4), "the daemon's pool is on 2 GPUs, and tensor_parallel_size is 4")
+    said(lambda: space.check_shards(pool, 4), "the daemon's pool is on 2 GPUs, and vLLM has 4 workers")
     with changed(torch.cuda, "current_device", lambda: 1):
         space.check_device(pool)
     with changed(torch.cuda, "current_device", lambda: 3):
         said(lambda: space.check_device(pool), "runs on cuda:3, and shard 1 of the daemon's pool is on cuda:1")
-    for stride, offset in (2048, 0), (4096, 1024):          # shards of GPUs, and shares of a block in host memory
+    # Shards of GPUs, and shares of a block in host memory, of tensor parallelism and of the second stage of a pipeline.
+    for stride, layers, shares, offset in (2048, [], 2, 0), (4096, [], 2, 1024), (2048, [3, 5], 2, 0), (4096, [3, 5], 1, 384):
         worker, caches = object.__new__(KvdConnector), caches_of(FullAttentionSpec(**PLAIN))
-        (tensor,) = caches.kv_cache_tensors
-        tensor.block_stride, worker.space, worker.blocks, worker._role = 1024, pool, 7, KVConnectorRole.SCHEDULER
-        worker._place(caches, [], 2, 1, stride)
-        assert (tensor.offset, tensor.block_stride, tensor.size) == (offset, stride, 7 * stride)
+        (tensor,), rank = caches.kv_cache_tensors, SimpleNamespace(rank_in_group=1)
+        tensor.block_stride, tensor.layer_stride = (640, 128) if layers else (1024, 128)
+        worker.space, worker.blocks, worker._role = pool, 7, KVConnectorRole.WORKER
+        with changed(connectors, "get_pp_group", lambda: rank), changed(connectors, "get_tensor_model_parallel_rank", lambda: 1):
+            worker._place(caches, layers, shares, shares - 1, stride)
+            assert (tensor.offset, tensor.block_stride, tensor.size) == (offset, stride, 7 * stride)
+            for platform, share in (GPU, 3), (SimpleNamespace(is_cpu=lambda: True), 1):
+                with changed(connectors, "current_platform", platform), \
+                        changed(config.parallel_config, "tensor_parallel_size", 2):
+                    assert worker._share(config) == share
 
 
 def said(call, words: str) -> None:
@@ -173,7 +186,6 @@ def check_gpus() -> None:
         with changed(config.parallel_config, "distributed_executor_backend", "uni"):    # zeroes, as in the loop below
             space.refuse_in_place(config, caches_of(STATE, MLAAttentionSpec(**LATENT)))
         for words, part, name, value in [
-                ("pipeline parallelism in place", "parallel_config", "pipeline_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_size", 2),
                 ("data parallelism", "parallel_config", "data_parallel_index", 1)]:
             with changed(getattr(config, part), name, value):

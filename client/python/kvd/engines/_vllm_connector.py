@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -14,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 import kvd
@@ -26,12 +28,15 @@ from ._vllm_methods import Methods
 from ._vllm_pool import Manager
 from ._vllm_rows import Done, Rows, Told
 from ._vllm_space import (block_tokens, blocks_needed, check_device, compare_next_token, layer_specs, open_space, refuse_in_place,
-                          require_vllm, stages)
+                          require_vllm, stages, workers)
 from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
 
 logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
+
+# Of this start of this machine: workers on another one would use another daemon's blocks.
+HOST = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 # Of workers by engine id, until a scheduler in the same process takes them.
 _spaces: dict[str, tuple[kvd.Space, Rows]] = {}
@@ -62,13 +67,14 @@ class PoolMemory(TorchFunctionMode):
 @dataclass
 class Step(KVConnectorMetadata):
     """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool to which the
-    scheduler attached for the era-th time. told, numbers: see Methods.tell() and .numbers()."""
+    scheduler, on this host, attached for the era-th time. told, numbers: see Methods.tell() and .numbers()."""
 
     space: str
     top: int
     era: int
     told: dict[int, Told] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
+    host: str = HOST
 
 
 class KvdStats(KVConnectorStats):
@@ -93,12 +99,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         require_vllm()
         refuse_in_place(vllm_config, kv_cache_config)
-        engine, shares = vllm_config.kv_transfer_config.engine_id, vllm_config.parallel_config.tensor_parallel_size
+        engine, shares = vllm_config.kv_transfer_config.engine_id, workers(vllm_config)
         is_worker = role == KVConnectorRole.WORKER
         space, self.rows = (None, None) if is_worker else _spaces.pop(engine, (None, None))
         if self.rows:
             self.rows.let_go()      # the scheduler's own blocks hold the pool
-        share = get_tensor_model_parallel_rank() if is_worker else None
+        share = self._share(vllm_config) if is_worker else None
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares, share=share)
         if is_worker:
             check_device(self.space)
@@ -125,6 +131,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._make_room(vllm_config, kv_cache_config)
         self._place(kv_cache_config, stages(vllm_config), shares, share or 0, memory.block_bytes)
 
+    def _share(self, config: VllmConfig) -> int:
+        """Return the number of this worker's part of a block, of workers(config)."""
+        before = 0 if current_platform.is_cpu() else get_pp_group().rank_in_group
+        return before * config.parallel_config.tensor_parallel_size + get_tensor_model_parallel_rank()
+
     def _make_room(self, config: VllmConfig, caches: KVCacheConfig) -> None:
         """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM."""
         needed = blocks_needed(config, caches) + asks_for_methods(config)       # the first block is held twice
@@ -142,13 +153,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _place(self, caches: KVCacheConfig, layers: list[int], shares: int, share: int, stride: int) -> None:
         """Set where this worker's layers are in a block: the stages of a pipeline one after the other, and in each stage
-        the shares of its workers; on GPUs, each has only its own, and blocks are `stride` bytes apart."""
+        the shares of its workers; on several GPUs, at the beginning of its shard, and shards are `stride` bytes apart."""
         stage = get_pp_group().rank_in_group if self.role == KVConnectorRole.WORKER else 0
-        share = share if stride == self.space.block_bytes else 0
         for tensor in caches.kv_cache_tensors:
             if layers and tensor.block_stride != layers[stage] * tensor.layer_stride:
                 raise RuntimeError(f"vLLM has {len(tensor.layers)} layers in stage {stage}, and not {layers[stage]}")
-            tensor.offset += sum(layers[:stage]) * tensor.layer_stride * shares + share * tensor.block_stride
+            if stride == self.space.block_bytes:
+                tensor.offset += sum(layers[:stage]) * tensor.layer_stride * shares + share * tensor.block_stride
             tensor.block_stride = stride
             tensor.size = self.blocks * tensor.block_stride
 
@@ -203,6 +214,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _map(self, step: Step) -> None:
         """Map memory by which the pool has grown, if a step uses it."""
         self.rows.keep(step.numbers)
+        if step.host != HOST:
+            raise RuntimeError("this worker and its scheduler are on two hosts, each with a daemon of its own: in place needs one"
+                               " host, by copy does not (kvd.engines.vllm_copy)")
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")

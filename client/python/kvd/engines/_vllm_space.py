@@ -94,7 +94,6 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     refuse([
         (not on_gpus and any(isinstance(spec, MLAAttentionSpec) for _, spec in layer_specs(caches)),
          "MLA in place on CPUs, whose kernels need a layer's blocks side by side: use kvd.engines.vllm_copy"),
-        (on_gpus and parallel.pipeline_parallel_size > 1, "pipeline parallelism in place on GPUs: use kvd.engines.vllm_copy"),
         (len(caches.kv_cache_groups) > 1 and parallel.pipeline_parallel_size > 1,
          "pipeline parallelism of layers of several kinds"),     # the scheduler does not know what other stages have
         (on_gpus and (parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0),  # the size in a rank may be 1
@@ -167,12 +166,20 @@ def stages(config: VllmConfig) -> list[int]:
     return [end - first for first, end in ends]
 
 
+def workers(config: VllmConfig) -> int:
+    """Return how many parts a block in place has: in host memory, of tensor parallelism, in each stage of a pipeline; on
+    GPUs, one for each worker, which is a shard of the pool."""
+    parallel = config.parallel_config
+    return parallel.tensor_parallel_size * (1 if current_platform.is_cpu() else parallel.pipeline_parallel_size)
+
+
 def _block_bytes(config: VllmConfig, caches: KVCacheConfig, kind: str, stage: int) -> int:
-    """Return the bytes of a block: by copy, of the only group, in a stage of a pipeline; in place, all groups take turns in
-    it, and the stages have their layers one after the other."""
+    """Return the bytes of a block, or of a worker's part of it: by copy, of the only group, in a stage of a pipeline; in place,
+    all groups take turns in it. In host memory the stages have their layers one after the other. On GPUs each shard has room
+    for the largest stage, since the GPU with the largest shards decides how many blocks there are."""
     if kind == "blhnc":
-        tensor = caches.kv_cache_tensors[0]
-        return sum(stages(config)) * tensor.layer_stride or tensor.block_stride
+        tensor, together = caches.kv_cache_tensors[0], sum if current_platform.is_cpu() else max
+        return together(stages(config) or [0]) * tensor.layer_stride or tensor.block_stride
     (group,) = caches.kv_cache_groups
     return group.kv_cache_spec.page_size_bytes * (stages(config) or [len(group.layer_names)])[stage]
 
@@ -317,15 +324,14 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
 def check_shards(space: kvd.Space, shares: int) -> kvd.Space:
     """Refuse a pool that is divided among another number of GPUs than a model is."""
     if space.shards != shares:
-        raise RuntimeError(f"the daemon's pool is on {space.shards} GPU{'s' * (space.shards > 1)}, and"
-                           f" tensor_parallel_size is {shares}: name as many with device in kvd.conf(5), such as"
-                           " device = 0,1")
+        raise RuntimeError(f"the daemon's pool is on {space.shards} GPU{'s' * (space.shards > 1)}, and vLLM has {shares}"
+                           f" worker{'s' * (shares > 1)}: name as many with device in kvd.conf(5), such as device = 0,1")
     return space
 
 
 def check_device(space: kvd.Space) -> None:
     """Refuse a worker that runs on another GPU than its shard is on."""
     if space.shards > 1 and space.device[1] != torch.cuda.current_device():
-        raise RuntimeError(f"worker {space.shard} of tensor parallelism runs on cuda:{torch.cuda.current_device()},"
+        raise RuntimeError(f"worker {space.shard} runs on cuda:{torch.cuda.current_device()},"
                            f" and shard {space.shard} of the daemon's pool is on cuda:{space.device[1]}: name the GPUs"
                            " in the same order with device in kvd.conf(5) and CUDA_VISIBLE_DEVICES")

