@@ -342,6 +342,10 @@ bool lookup_hold(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tok
 int64_t fetch_chain(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                     uint32_t n_tokens, int *fd);
 
+/* Is the block sealed? Its contents do not change while the daemon looks for pins (RETIRING). */
+static inline bool slot_stands(uint64_t slot) {
+        return kvd_slot_state(slot) == KVD_SEALED || kvd_slot_state(slot) == KVD_RETIRING;
+}
 /* true: the block is still sealed with this generation, and now pinned */
 bool pin_block(struct view *view, kvd_ref ref);
 /*

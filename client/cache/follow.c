@@ -21,6 +21,7 @@
 #include "client/internal.h"
 
 #define MOST_LATE 1024u
+#define TELLS 4u /* scans of all blocks, while some of them are changing */
 
 struct kvd_follow {
         struct kvd_space *space;    /* NULL: follower_take is called by kvctl */
@@ -220,7 +221,10 @@ int follower_tell_all(struct kvd_follow *f, const struct kvd_follow_ops *ops, vo
         f->known = fresh;
         f->ops = ops;
         f->arg = arg;
-        for_each(f, true, take_in);
+        for (uint32_t i = 0, late = UINT32_MAX; i < TELLS && f->n_late != late; i++) {
+                late = f->n_late; /* again, if some were changing */
+                for_each(f, true, take_in);
+        }
         f->known = known;
         f->ops = own;
         f->arg = own_arg;

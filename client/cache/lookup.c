@@ -238,17 +238,12 @@ static bool matches(const struct search *s, const struct kvd_desc *desc, uint32_
                shm_equal_words(desc->tokens, s->tokens + s->n_covered, n);
 }
 
-/* Is the block valid? Its contents do not change while the daemon checks for pins (RETIRING). */
-static bool stands(uint64_t slot) {
-        return kvd_slot_state(slot) == KVD_SEALED || kvd_slot_state(slot) == KVD_RETIRING;
-}
-
 /* Does the block continue the chain? Its slot may become RETIRING and SEALED again meanwhile. */
 static bool read_block(const struct search *s, const struct kvd_desc *desc, uint32_t n,
                        uint64_t *ret) {
         for (uint32_t i = 0; i < TRIES; i++) {
                 *ret = shm_load(&desc->slot); /* C1 */
-                if (!stands(*ret) || !matches(s, desc, n))
+                if (!slot_stands(*ret) || !matches(s, desc, n))
                         return false;
                 if (shm_recheck(&desc->slot, *ret)) /* C2 */
                         return true;
@@ -423,6 +418,15 @@ bool pin_block(struct view *view, kvd_ref ref) {
         return false;
 }
 
+/* After pin_block failed: has the daemon not decided, as when it was killed? */
+static bool is_undecided(const struct view *view, kvd_ref ref) {
+        uint64_t retiring = kvd_slot_make(KVD_RETIRING, kvd_ref_generation(ref));
+        uint32_t id = kvd_ref_id(ref);
+
+        return id < view->ix->capacity &&
+               atomic_load(&kvd_index_desc(view->ix, id)->slot) == retiring;
+}
+
 static void touch(struct view *view, uint32_t id) {
         uint32_t now = atomic_load_explicit(&view->ix->clock, memory_order_relaxed);
 
@@ -497,6 +501,8 @@ static bool search_and_pin(struct view *view, struct search *s) {
                         continue;
                 }
                 count_lookup(view, KVD_CLIENT_RETRIES, 1);
+                if (is_undecided(view, s->leaf))
+                        return false;
         }
         return false;
 }
@@ -654,6 +660,8 @@ bool lookup_hold(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tok
                 } else if (s.leaf != KVD_ROOT && pin_block(view, s.leaf)) {
                         fill_pin(pin, view, &s);
                         return true;
+                } else if (s.leaf == KVD_ROOT || is_undecided(view, s.leaf)) {
+                        break;
                 }
         }
         view_leave(view);

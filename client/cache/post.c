@@ -201,10 +201,16 @@ int kvd_flush(struct kvd_space *space) {
 
 /* ---- freeing --------------------------------------------------------------------------------- */
 
+/* A block that the daemon sealed belongs to the cache, also while the daemon looks for its pins. */
+static bool was_sealed(const struct view *view, kvd_ref ref) {
+        uint64_t slot = atomic_load(&kvd_index_desc(view->ix, kvd_ref_id(ref))->slot);
+
+        return kvd_slot_generation(slot) == kvd_ref_generation(ref) && slot_stands(slot);
+}
+
 /*
- * A block that the daemon sealed belongs to the cache. If the daemon has taken all posts, the other
- * blocks are ours again. Otherwise they are released by message, and the daemon takes the posts
- * before it reads the message.
+ * If the daemon has taken all posts, blocks that it did not seal are ours again. Otherwise they are
+ * released by message, and the daemon takes the posts before it reads the message.
  */
 void post_free(struct view *view, kvd_ref *refs, uint32_t n) {
         uint32_t clock = atomic_load_explicit(&view->ix->clock, memory_order_relaxed), k = 0;
@@ -214,8 +220,7 @@ void post_free(struct view *view, kvd_ref *refs, uint32_t n) {
                 kvd_ref ref = refs[i];
                 uint32_t id = kvd_ref_id(ref);
 
-                if (atomic_load(&kvd_index_desc(view->ix, id)->slot) !=
-                    kvd_slot_make(KVD_SEALED, kvd_ref_generation(ref)))
+                if (!was_sealed(view, ref))
                         refs[k++] = ref;
                 atomic_store_explicit(&view->words[id].touch, clock, memory_order_relaxed);
                 unpin_block(view, id);

@@ -166,15 +166,14 @@ static uint64_t stamp_at(const struct space *space, uint32_t id, uint64_t clock)
 }
 
 /*
- * The parent's stamp when its last child is evicted. Using the child uses the parent, too. A prefix
- * without its end is evicted first.
+ * The parent's stamp when its last child, with that stamp, is evicted. Using the child uses the
+ * parent, too. A prefix without its end is evicted first.
  */
-static uint64_t stamp_without(const struct space *space, const struct block *child) {
-        const struct block *parent = &space->blocks[child->parent];
-
+static uint64_t stamp_without(const struct space *space, const struct block *parent,
+                              uint64_t child) {
         if (space_finds_whole(space) || parent->poisoned)
                 return 0;
-        return ranked(parent, MAX(parent->stamp & (PRECIOUS - 1), child->stamp & (PRECIOUS - 1)));
+        return ranked(parent, MAX(parent->stamp & (PRECIOUS - 1), child & (PRECIOUS - 1)));
 }
 
 /* Policies that go by worth read another word of each client that uses the block's group. */
@@ -446,7 +445,7 @@ static void block_unlink(struct space *space, uint32_t id) {
                 leaf_remove(space, id);
                 return;
         }
-        space->blocks[b->parent].stamp = stamp_without(space, b);
+        space->blocks[b->parent].stamp = stamp_without(space, &space->blocks[b->parent], b->stamp);
         leaf_replace(space, id, b->parent);
 }
 
@@ -467,19 +466,17 @@ static void leave_lists(struct space *space, uint32_t id) {
         b->poisoned = false;
 }
 
+static bool same_group(uint32_t a, uint32_t b) {
+        return a / KVD_GROUP_IDS == b / KVD_GROUP_IDS;
+}
+
 /* D4, first half. True: it found new users of a group, whose pins and times of use are not known. */
-static bool look_at_all(const struct space *space, const uint32_t *ids, uint32_t n,
-                        uint32_t *reads) {
-        uint32_t group = NONE;
+static bool look_at_all(const struct space *space, const uint32_t *ids, uint32_t n) {
         bool news = false;
 
-        for (uint32_t i = 0; i < n; i++) {
-                if (ids[i] / KVD_GROUP_IDS == group)
-                        continue;
-                group = ids[i] / KVD_GROUP_IDS;
-                spend(reads, look_reads(space));
-                news |= users_look(space, ids[i]);
-        }
+        for (uint32_t i = 0; i < n; i++)
+                if (!i || !same_group(ids[i], ids[i - 1]))
+                        news |= users_look(space, ids[i]);
         return news;
 }
 
@@ -511,7 +508,7 @@ static uint32_t retire(struct space *space, const uint32_t *ids, uint32_t n, uin
 
         for (uint32_t i = 0; i < n; i++)
                 block_set_state(space, ids[i], KVD_RETIRING, block_generation(space, ids[i]));
-        news = look_at_all(space, ids, n, reads);
+        news = look_at_all(space, ids, n);
         for (; !news && gone < n && !is_pinned(space, ids[gone]); gone++)
                 take_out(space, ids[gone], reads);
         for (uint32_t i = gone; i < n; i++)
@@ -568,33 +565,52 @@ static uint64_t second_coldest(const struct space *space, const struct arena *ar
                                    UINT64_MAX;
 }
 
-/* Is a leaf's parent evicted right after it: before leaves with this stamp? */
-static bool is_next(struct space *space, uint32_t leaf, uint64_t before, uint32_t *reads) {
-        const struct block *b = &space->blocks[leaf];
-        uint32_t parent = b->parent;
-        uint64_t stamp;
+/* The parent's stamp when it is a leaf and has come to the top, after a leaf with that stamp. */
+static uint64_t stamp_at_the_top(struct space *space, uint32_t parent, uint64_t leaf) {
+        struct block *p = &space->blocks[parent];
+        uint64_t own = p->stamp, stamp = stamp_without(space, p, leaf);
 
-        if (parent == NONE || b->sib_prev != NONE || b->sib_next != NONE || b->session ||
-            space->blocks[parent].session ||
-            block_arena(space, parent) != block_arena(space, leaf) ||
-            seems_in_use(space, parent, reads))
-                return false;
-        spend(reads, worth_reads(space, parent));
-        stamp = stamp_without(space, b);
-        return stamp <= before && (!stamp || current_stamp(space, parent) <= before);
+        p->stamp = stamp;
+        if (stamp)
+                stamp = MAX(stamp, current_stamp(space, parent));
+        p->stamp = own;
+        return stamp;
+}
+
+/* Does a leaf leave its parent as an unused leaf, which no session ranks, in the same arena? */
+static bool is_next(struct space *space, uint32_t leaf, uint32_t *reads) {
+        const struct block *b = &space->blocks[leaf];
+
+        return b->parent != NONE && b->sib_prev == NONE && b->sib_next == NONE && !b->session &&
+               !space->blocks[b->parent].session &&
+               block_arena(space, b->parent) == block_arena(space, leaf) &&
+               !seems_in_use(space, b->parent, reads);
 }
 
 #define CHAIN 16u
 
-/* Evicts the coldest leaf and those above it that come next, at most `most`; returns how many. */
+/*
+ * Evicts the coldest leaf and those above it, at most `most`, that come before the second coldest.
+ * Returns how many.
+ */
 static uint32_t retire_coldest(struct space *space, struct arena *arena, uint32_t most,
                                uint32_t *reads) {
-        uint64_t before = second_coldest(space, arena);
+        uint64_t second = second_coldest(space, arena), stamp;
         uint32_t ids[CHAIN] = {arena->heap[0]}, n = 1;
 
-        space->leaves.ages.coldest = space->blocks[ids[0]].stamp & CLOCK;
-        for (; n < MIN(most, CHAIN) && *reads && is_next(space, ids[n - 1], before, reads); n++)
-                ids[n] = space->blocks[ids[n - 1]].parent;
+        stamp = space->blocks[ids[0]].stamp;
+        space->leaves.ages.coldest = stamp & CLOCK;
+        spend(reads, look_reads(space));
+        while (n < MIN(most, CHAIN) && *reads && is_next(space, ids[n - 1], reads)) {
+                uint32_t above = space->blocks[ids[n - 1]].parent;
+
+                spend(reads, worth_reads(space, above) +
+                                     (same_group(above, ids[n - 1]) ? 0 : look_reads(space)));
+                stamp = stamp_at_the_top(space, above, stamp);
+                if (stamp > second)
+                        break;
+                ids[n++] = above;
+        }
         return retire(space, ids, n, reads);
 }
 

@@ -6,6 +6,8 @@
  */
 
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -496,6 +498,78 @@ START_TEST(the_end_of_a_chain_goes_up_to_a_pin) {
 }
 END_TEST
 
+/* A client that pins the second block of a chain while the daemon writes RETIRING into its words. */
+struct late_client {
+        struct attachment *a;
+        const struct kvd_index *ix;
+        kvd_ref refs[LINKS];
+        _Atomic bool ready, done;
+        bool holds;
+};
+
+static uint64_t word_of(const struct late_client *late, uint32_t i) {
+        return atomic_load(&kvd_index_desc(late->ix, kvd_ref_id(late->refs[i]))->slot);
+}
+
+static uint64_t word_made(kvd_ref ref, enum kvd_state state) {
+        return kvd_slot_make(state, kvd_ref_generation(ref));
+}
+
+static void *pin_late(void *arg) {
+        struct late_client *late = arg;
+        shm_u32 *pins = &late->a->words[kvd_ref_id(late->refs[1])].pins;
+        uint64_t word;
+
+        atomic_store(&late->ready, true);
+        while (word_of(late, LINKS - 1) == word_made(late->refs[LINKS - 1], KVD_SEALED))
+                ;
+        atomic_fetch_add(pins, 1);
+        do
+                word = word_of(late, 1);
+        while (word == word_made(late->refs[1], KVD_RETIRING));
+        late->holds = word == word_made(late->refs[1], KVD_SEALED);
+        if (!late->holds)
+                atomic_fetch_sub(pins, 1);
+        atomic_store(&late->done, true);
+        return NULL;
+}
+
+/* Evicts the chain while the client comes; if it has a pin then, the pin must hold. */
+static bool race(struct space *space, struct late_client *late) {
+        pthread_t thread;
+
+        late->ready = late->done = false;
+        ck_assert_int_eq(pthread_create(&thread, NULL, pin_late, late), 0);
+        while (!atomic_load(&late->ready))
+                sched_yield();
+        while (!atomic_load(&late->done))
+                evict(space, LINKS, &(uint32_t){READS});
+        pthread_join(thread, NULL);
+        evict(space, LINKS, &(uint32_t){READS});
+        for (uint32_t i = 0; i < LINKS; i++)
+                ck_assert_int_eq(block_current(space, late->refs[i]), late->holds && i < 2);
+        late->a->words[kvd_ref_id(late->refs[1])].pins = 0;
+        evict(space, LINKS, &(uint32_t){READS});
+        return late->holds;
+}
+
+#define ROUNDS 3000u
+#define ENOUGH 50u /* rounds in which the client had a pin */
+
+/* A pin between the daemon's first look at a block and RETIRING counts. */
+START_TEST(the_end_of_a_chain_goes_up_to_a_late_pin) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space);
+        struct late_client late = {.a = fixture_attach(space), .ix = space->ix};
+
+        for (uint32_t n = 0, held = 0; n < ROUNDS && held < ENOUGH; n++) {
+                seal_chain(a, KVD_ROOT, n, LINKS, late.refs);
+                held += race(space, &late);
+        }
+        check_clean(space);
+}
+END_TEST
+
 START_TEST(the_end_of_a_chain_waits_for_colder_leaves) {
         struct space *space = make_space(GROUP);
         struct attachment *a = fixture_attach(space);
@@ -577,6 +651,7 @@ SUITE("eviction", FIXTURE(open_store, fixture_close),
             evicting_a_chain_skips_its_pinned_leaves, words_of_idle_clients_are_not_read,
             rounds_skip_unused_groups, an_ended_client_uses_no_group),
       LOOPS(ARRAY_SIZE(policies), the_first_use_of_a_group_counts),
-      TESTS(the_end_of_a_chain_takes_one_look, the_end_of_a_chain_waits_for_colder_leaves),
+      TESTS(the_end_of_a_chain_takes_one_look, the_end_of_a_chain_waits_for_colder_leaves,
+            the_end_of_a_chain_goes_up_to_a_late_pin),
       LOOPS(2, the_end_of_a_chain_goes_up_to_a_pin),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

@@ -6,6 +6,7 @@
  */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,7 +17,7 @@
 
 #include "client/conn/conn.h"
 #include "client/conn/deadline.h"
-#include "client/kvd.h"
+#include "client/internal.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/lib/emulated.h"
@@ -588,6 +589,83 @@ START_TEST(one_ring_is_taken_per_turn) {
 }
 END_TEST
 
+/* ---- eviction -------------------------------------------------------------------------------- */
+
+struct mapping {
+        unsigned long begin, end, offset, inode;
+        char mode[5];
+};
+
+/* The mapping of a process that contains an address, or the writable one of a file's offset. */
+static struct mapping mapping_of(pid_t pid, uintptr_t address, const struct mapping *file,
+                                 unsigned long offset) {
+        char path[64], line[512];
+        struct mapping m;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/maps", pid);
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof line, f)) {
+                if (sscanf(line, "%lx-%lx %4s %lx %*s %lu", &m.begin, &m.end, m.mode, &m.offset,
+                           &m.inode) != 5)
+                        continue;
+                if (file ? m.inode == file->inode && m.mode[1] == 'w' && m.offset <= offset &&
+                                    offset - m.offset < m.end - m.begin :
+                           m.begin <= address && address < m.end) {
+                        fclose(f);
+                        return m;
+                }
+        }
+        ck_abort_msg("no such mapping");
+}
+
+/* Changes a block's word in the daemon's memory, because here it is read-only. */
+static void set_word(const struct kvd_block *block, enum kvd_state state) {
+        const struct view *view = view_of(block);
+        uintptr_t ours = (uintptr_t)&kvd_index_desc(view->ix, block->id)->slot;
+        uint64_t word = kvd_slot_make(state, block->generation);
+        struct mapping here = mapping_of(getpid(), ours, NULL, 0), there;
+        unsigned long offset = here.offset + (ours - here.begin);
+        char path[64];
+        int fd;
+
+        there = mapping_of(server.pid, 0, &here, offset);
+        snprintf(path, sizeof path, "/proc/%d/mem", server.pid);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(pwrite(fd, &word, sizeof word,
+                                (off_t)(there.begin + (offset - there.offset))),
+                         sizeof word);
+        close(fd);
+        ck_assert_uint_eq(atomic_load(&kvd_index_desc(view->ix, block->id)->slot), word);
+}
+
+/*
+ * The daemon may look for a block's pins while its client frees it, or be killed then. The block
+ * was once taken for one that was not sealed, and its client filled it again, under the old tokens.
+ */
+START_TEST(a_block_that_is_looked_at_is_not_filled_again) {
+        struct kvd_block more[MANY_POSTS], freed;
+        struct posted p;
+        int n;
+
+        number(&p, 30);
+        ck_assert_int_eq(post(&p, space, 1, 7), 1);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        set_word(&p.blocks[0], KVD_RETIRING);
+        freed = p.blocks[0];
+        kvd_free(space, 1, &freed);
+        kvd_unpin(space, &p.pin);
+        set_word(&p.blocks[0], KVD_SEALED);
+        n = kvd_alloc(space, MANY_POSTS, more);
+        ck_assert_int_ge(n, 1);
+        for (int i = 0; i < n; i++)
+                ck_assert_uint_ne(more[i].id, p.blocks[0].id);
+        kvd_free(space, (uint32_t)n, more);
+}
+END_TEST
+
 SUITE("post", FIXTURE(set_up, tear_down),
       TESTS(others_find_what_is_posted, a_chain_continues_after_duplicates,
             a_duplicate_that_is_used_again_is_no_duplicate, a_seal_continues_after_posts,
@@ -597,4 +675,6 @@ SUITE("post", FIXTURE(set_up, tear_down),
             posts_are_taken_polled_or_notified, posts_of_a_dead_polled_client_are_found),
       WHEN(!emulated("MADV_WIPEONFORK has no effect"), TESTS(a_child_posts_nothing)),
       WHEN(!emulated("there is no io_uring, whose turns are examined"),
-           TESTS(one_ring_is_taken_per_turn)))
+           TESTS(one_ring_is_taken_per_turn)),
+      WHEN(!emulated("other processes' memory has other addresses"),
+           TESTS(a_block_that_is_looked_at_is_not_filled_again)))

@@ -20,7 +20,7 @@
  * clients. Here there is one client, and a daemon that puts chains into any blocks in any order.
  *
  * Broken on purpose, each must fail: -DPARENT_FIRST -DLINK_NO_GEN -DNO_LINK -DNO_RECHECK -DNO_CFENCE -DNO_DFENCE
- * -DGO_ON -DNO_SCAN_ABOVE, and with -DRUNS: -DRUN_READ_ONCE -DRUN_WRITTEN_OPEN -DRUN_NO_GEN
+ * -DGO_ON -DNO_SCAN_ABOVE -DLATE_PARENT, and with -DRUNS: -DRUN_READ_ONCE -DRUN_WRITTEN_OPEN -DRUN_NO_GEN
  */
 #ifndef DEPTH
 #define DEPTH 2                         /* blocks in the longest chain */
@@ -205,6 +205,9 @@ inline take_out(it) {
 }
 
 inline evict_parent() {
+#ifdef LATE_PARENT
+        DSTORE(WORD, p, W(RETIRING, gen[p]));
+#endif
         if
 #ifndef NO_SCAN_ABOVE
         :: pin[p] > 0 ->                                        /* D4 */
@@ -225,7 +228,9 @@ inline evict() {
         fi;
         DSTORE(WORD, b, W(RETIRING, gen[b]));                   /* D2 */
         if
+#ifndef LATE_PARENT
         :: both -> DSTORE(WORD, p, W(RETIRING, gen[p]))
+#endif
         :: else
         fi;
 #ifndef NO_DFENCE

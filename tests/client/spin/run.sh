@@ -58,6 +58,7 @@ wrong leaf    NO_CFENCE
 wrong leaf    NO_DFENCE
 wrong leaf    GO_ON OPS=3
 wrong leaf    NO_SCAN_ABOVE
+wrong leaf    LATE_PARENT
 wrong leaf    RUNS NO_RECHECK
 wrong leaf    RUNS RUN_READ_ONCE
 wrong leaf    RUNS RUN_WRITTEN_OPEN
