@@ -168,6 +168,13 @@ def test_killed_processes_and_daemons_cost_a_miss(d, a, b, other) -> None:
     d.check()
 
 
+def test_the_benchmark_beside_its_server(*_) -> None:
+    build = Path(os.environ["KVD"]).resolve().parents[1]
+    done = subprocess.run([sys.executable, common.ROOT / "tests/bench/peer_lmcache.py", build, "--prefixes", "1", "--chunks", "4",
+                           "--rounds", "1"], timeout=600, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("in place") == 4, done.stdout + done.stderr[-4000:]
+
+
 def main() -> int:
     tests = [it for name, it in globals().items() if name.startswith("test_")]
     with common.daemon("--pool", "64M") as d:

@@ -418,6 +418,10 @@ def test_unsupported_features_are_refused_by_name(world: World) -> None:
     program("vllm_refusals.py", world.daemon.socket, MODEL)
 
 
+def test_workers_have_shards_on_their_gpus(world: World) -> None:
+    program("vllm_shards.py")
+
+
 def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:
     program("vllm_events.py", world.daemon.socket)
 
