@@ -46,7 +46,7 @@
         FIRST(keys, 1, serve, KVD_KEYS_SERVE) \
         NEXT(keys, 2, paper, KVD_KEYS_PAPER)
 
-/* which block is evicted first: store/cache/evict.c */
+/* which block is evicted first: store/cache/leaves.c */
 #define KVD_WORDS_policy(FIRST, NEXT) \
         FIRST(policy, 1, lru, KVD_LRU) \
         NEXT(policy, 2, fifo, KVD_FIFO) \

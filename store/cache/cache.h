@@ -54,7 +54,7 @@ struct segment {
         struct kvd_list_node avail; /* in arena->avail[home] while there are free blocks */
 };
 
-/* Leaves that were found in use. They are at the end of their arena's heap array (evict.c). */
+/* Leaves that were found in use. They are at the end of their arena's heap array (leaves.c). */
 struct shelf {
         uint32_t n;
         uint32_t hand;    /* leaf to look at next */
@@ -97,7 +97,7 @@ struct block {
                 uint32_t session; /* SEALED: first chain of sessions that ends here, plus 1; or 0 */
         };
         union {
-                uint64_t stamp; /* SEALED: eviction order, see evict.c */
+                uint64_t stamp; /* SEALED: eviction order, see leaves.c */
                 kvd_ref twin;   /* FILLING: older block with the content that was posted; or 0 */
         };
         uint32_t refs; /* private: number of sequence entries that name it */
@@ -311,7 +311,7 @@ struct sessions {                     /* session.c, session_chains.c */
         uint64_t moved;  /* moves when sessions pin or unpin blocks */
 };
 
-struct leaves { /* evict.c */
+struct leaves { /* leaves.c */
         struct users users;
         uint32_t n;
         uint32_t n_old;      /* lower ids may still have stamps of the previous policy */

@@ -117,7 +117,7 @@ int blocks_seal(struct attachment *a, const struct seal_request *q, const struct
 /* A posted block whose content was cached already stands for the older block (twin). */
 kvd_ref content_of(const struct attachment *a, kvd_ref ref);
 
-/* evict.c: chains, candidates, victims */
+/* leaves.c: chains, and the order of eviction */
 void leaf_add(struct space *space, uint32_t id);
 /* the block was sealed behind parent (NONE: at the beginning of a chain) */
 void block_link(struct space *space, uint32_t id, uint32_t parent);
@@ -149,9 +149,7 @@ uint32_t users_fetch(const struct space *space, uint32_t id); /* prefetches thei
 /* the next one that it found after a, or the first one if a is NULL; NULL after the last one */
 struct attachment *users_next(const struct space *space, uint32_t id, const struct attachment *a);
 
-bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
-/* is it pinned, referenced, held or pending, or is it being poisoned? */
-bool block_in_use(struct space *space, uint32_t id, uint32_t *reads);
+/* leaves.c */
 uint64_t block_last_use(const struct space *space, uint32_t id);
 /* the same, or now if the policy does not go by uses */
 uint64_t block_used(const struct space *space, uint32_t id);
@@ -163,6 +161,11 @@ uint64_t leaf_age(const struct space *space, const struct arena *arena);
 void block_warm(const struct attachment *a, uint32_t id);
 /* cost of computing a stamp beyond one move in the heap, in such moves */
 uint32_t evict_effort(const struct space *space);
+
+/* evict.c: candidates, victims */
+bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
+/* is it pinned, referenced, held or pending, or is it being poisoned? */
+bool block_in_use(struct space *space, uint32_t id, uint32_t *reads);
 /* evicts up to n blocks of an arena, while there are reads left */
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads);
 /* might it have a leaf to evict? False: each was looked at since pins last changed */
@@ -245,7 +248,7 @@ void tenant_leave(struct space *space, struct tenant *tenant);
 /* epoch.c: wakes clients that sleep on a word of the index */
 void epoch_move(shm_u32 *epoch);
 
-/* evict.c: updates its place after a session has begun or ended there */
+/* leaves.c: updates its place after a session has begun or ended there */
 void block_rank(struct space *space, uint32_t id);
 
 /* session.c */

@@ -6,7 +6,7 @@
  * domain, not to a connection, and ends when its time is over, or with the daemon.
  *
  * A session is written at the deepest block of each of its chains, since the blocks before that one
- * are evicted after it. There, it gives the leaf a higher rank (evict.c), and keep = pinned is a
+ * are evicted after it. There, it gives the leaf a higher rank (leaves.c), and keep = pinned is a
  * hold, too, so the block is never evicted. When a block leaves, or will never get its data, its
  * sessions move to a block before it. A space has room for a fixed number of sessions and chains;
  * what is pinned is charged to the domain, is at most half of the space, and a block that two
