@@ -68,6 +68,11 @@ struct kvd_place {
         uint32_t stream_order; /* 1: streams order seals and reads; 0: the calls wait instead */
         uint32_t shard;        /* number of the GPU among those of the pool, from 0 on */
         uint32_t shards;       /* number of the pool's GPUs; 0 in host memory */
+        /*
+         * Random number of the space's cache: the same in all processes that use it, and kept by a
+         * daemon that takes the cache over. Block ids mean the same where it is equal.
+         */
+        uint64_t cache;
 };
 int kvd_space_place(kvd_space *space, struct kvd_place *ret);
 

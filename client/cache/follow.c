@@ -21,7 +21,6 @@
 #include "client/internal.h"
 
 #define MOST_LATE 1024u
-#define TELLS 4u /* scans of all blocks, while some of them are changing */
 
 struct kvd_follow {
         struct kvd_space *space;    /* NULL: follower_take is called by kvctl */
@@ -32,6 +31,7 @@ struct kvd_follow {
 
         uint32_t capacity;
         uint64_t *known;                  /* owned; by id: the hash that was reported; 0 if none */
+        const uint64_t *own;              /* during follower_tell_all: what rounds have reported */
         uint32_t *ids, n_ids;             /* owned; blocks to look at in this round */
         uint32_t *up;                     /* owned; a block and its unreported ancestors */
         bool all;                         /* look at all blocks in the next round */
@@ -87,14 +87,15 @@ static enum seen look(struct kvd_follow *f, uint32_t id, bool with_tokens, struc
                 return GONE;
         desc = kvd_index_desc(f->ix, id);
         slot = shm_load(&desc->slot);
-        if (kvd_slot_state(slot) == KVD_RETIRING)
+        if (kvd_slot_state(slot) == KVD_RETIRING && !f->own)
                 return CHANGING;
-        if (kvd_slot_state(slot) != KVD_SEALED ||
-            shm_get32(&desc->flags) & (KVD_DESC_PRIVATE | KVD_DESC_POISONED))
+        if (!slot_stands(slot) || shm_get32(&desc->flags) & (KVD_DESC_PRIVATE | KVD_DESC_POISONED))
                 return GONE;
         read_desc(f, desc, with_tokens, ret, ref);
         if (!shm_recheck(&desc->slot, slot))
                 return CHANGING;
+        if (f->own && f->own[id] != ret->hash)
+                return GONE;
         return f->whole && !is_whole(f, ret) ? GONE : THERE;
 }
 
@@ -209,6 +210,10 @@ void follower_round(struct kvd_follow *f) {
         for_each(f, all, take_in);
 }
 
+/*
+ * Tells of the blocks that rounds have reported, since the next round reports the others to all, and
+ * reports the end of these, also if the daemon is looking for their pins now.
+ */
 int follower_tell_all(struct kvd_follow *f, const struct kvd_follow_ops *ops, void *arg) {
         uint64_t *known = f->known, *fresh = f->ix ? calloc(f->capacity, sizeof *fresh) : NULL;
         const struct kvd_follow_ops *own = f->ops;
@@ -221,10 +226,9 @@ int follower_tell_all(struct kvd_follow *f, const struct kvd_follow_ops *ops, vo
         f->known = fresh;
         f->ops = ops;
         f->arg = arg;
-        for (uint32_t i = 0, late = UINT32_MAX; i < TELLS && f->n_late != late; i++) {
-                late = f->n_late; /* again, if some were changing */
-                for_each(f, true, take_in);
-        }
+        f->own = known;
+        for_each(f, true, take_in);
+        f->own = NULL;
         f->known = known;
         f->ops = own;
         f->arg = own_arg;

@@ -390,8 +390,9 @@ static bool settles(const shm_u64 *slot, uint64_t sealed) {
 
 /*
  * If this process already had a pin on the block, RETIRING most likely means that the daemon has
- * not seen that pin yet: it looks at pins before it writes RETIRING, so the first pin came just
- * after that. This is not certain, because another thread may be about to take its pin back (C8).
+ * not seen that pin yet: before it writes RETIRING, it looks at the pins of the clients that it
+ * knows to use the group. So the first pin came after that look, or was our first one in the group.
+ * This is not certain, because another thread may be about to take its pin back (C8).
  * So the word decides here, too: SEALED in the same generation, read after our own pin, satisfies
  * C5 whenever it is read.
  */
@@ -414,7 +415,7 @@ bool pin_block(struct view *view, kvd_ref ref) {
                 return true;
         unpin_block(view, id); /* C8 */
         if (!pins)
-                settles(slot, sealed); /* an earlier search would find the same block again */
+                settles(slot, sealed); /* a search before that would find the same block again */
         return false;
 }
 

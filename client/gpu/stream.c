@@ -21,6 +21,7 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         if (space_check(space) < 0)
                 return -ECHILD;
         view = view_get(space);
+        ret->cache = view->ix->instance[0];
         if (view->device) {
                 ret->memory = KVD_MEMORY_CUDA;
                 ret->device = view->device->gpu.ordinal;

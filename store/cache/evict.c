@@ -16,18 +16,18 @@
  *      D5  any pin: slot word := SEALED again, same generation; try another block
  *      D6  no pin: take it out of the index, generation + 1, FREE
  *
- * The last blocks of a chain go through these steps together, deepest first, if they are evicted one
- * after the other anyway: they share D4's look at who uses their groups, which costs a load for
- * each client. A pin stops there what is above it, too.
+ * The last blocks of a chain go through these steps together, deepest first, if they would be
+ * evicted one after another anyway: they share D4's look at who uses their groups, which costs a
+ * load for each client. At a pinned block this stops: it and those above it are sealed again.
  *
  * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3)
  * comes before the scan and the daemon sees it.
  *
  * Reading pins is what costs time: one word of every client for every leaf. So a call has a budget
  * of reads (KVD_PIN_READS), stops when they are spent, and remembers what it found. A leaf in use
- * moves to its arena's shelf. Leaves of the shelf are looked at
- * again one at a time, beginning with the client that had the leaf pinned. Eviction finds nothing
- * only when the heap is empty and the whole shelf was looked at in vain.
+ * moves to its arena's shelf. Leaves of the shelf are looked at again one at a time, beginning with
+ * the client that had the leaf pinned. Eviction finds nothing only when the heap is empty and the
+ * whole shelf was looked at in vain.
  */
 
 #include "store/cache/leaves.h"
@@ -122,19 +122,22 @@ static void take_out(struct space *space, uint32_t id, uint32_t *reads) {
 
 /*
  * D2 to D6 of the protocol above, for n blocks that seemed unused: a leaf, and those above it, each
- * of which is a leaf when the one before it has gone. They share one look at the clients' groups.
- * Their pins were just read, so reading them again costs next to nothing. Returns how many have
- * gone; the others are sealed again.
+ * of which is a leaf when the one before it has gone, with that stamp. They share one look at the
+ * clients' groups. Their pins were just read, so reading them again costs next to nothing. Returns
+ * how many have gone; the others are sealed again.
  */
-static uint32_t retire(struct space *space, const uint32_t *ids, uint32_t n, uint32_t *reads) {
+static uint32_t retire(struct space *space, const uint32_t *ids, const uint64_t *stamps, uint32_t n,
+                       uint32_t *reads) {
         uint32_t gone = 0;
         bool news;
 
         for (uint32_t i = 0; i < n; i++)
                 block_set_state(space, ids[i], KVD_RETIRING, block_generation(space, ids[i]));
         news = look_at_all(space, ids, n);
-        for (; !news && gone < n && !is_pinned(space, ids[gone]); gone++)
+        for (; !news && gone < n && !is_pinned(space, ids[gone]); gone++) {
+                space->blocks[ids[gone]].stamp = stamps[gone]; /* its parent inherits it */
                 take_out(space, ids[gone], reads);
+        }
         for (uint32_t i = gone; i < n; i++)
                 block_set_state(space, ids[i], KVD_SEALED, block_generation(space, ids[i]));
         return gone;
@@ -145,7 +148,8 @@ static uint32_t retire(struct space *space, const uint32_t *ids, uint32_t n, uin
  * pin it should not see it RETIRING again and again.
  */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
-        if (!block_in_use(space, id, reads) && retire(space, &id, 1, reads))
+        if (!block_in_use(space, id, reads) &&
+            retire(space, &id, &space->blocks[id].stamp, 1, reads))
                 return true;
         space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
         return false;
@@ -181,23 +185,23 @@ static bool is_next(struct space *space, uint32_t leaf, uint32_t *reads) {
  */
 static uint32_t retire_coldest(struct space *space, struct arena *arena, uint32_t most,
                                uint32_t *reads) {
-        uint64_t second = leaves_second_coldest(space, arena), stamp;
+        uint64_t second = leaves_second_coldest(space, arena), stamps[CHAIN];
         uint32_t ids[CHAIN] = {arena->heap[0]}, n = 1;
 
-        stamp = space->blocks[ids[0]].stamp;
-        space->leaves.ages.coldest = stamp & CLOCK;
+        stamps[0] = space->blocks[ids[0]].stamp;
+        space->leaves.ages.coldest = stamps[0] & CLOCK;
         spend(reads, look_reads(space));
         while (n < MIN(most, CHAIN) && *reads && is_next(space, ids[n - 1], reads)) {
                 uint32_t above = space->blocks[ids[n - 1]].parent;
 
                 spend(reads, worth_reads(space, above) +
                                      (same_group(above, ids[n - 1]) ? 0 : look_reads(space)));
-                stamp = leaf_stamp_after(space, above, stamp);
-                if (stamp > second)
+                stamps[n] = leaf_stamp_after(space, above, stamps[n - 1]);
+                if (stamps[n] > second)
                         break;
                 ids[n++] = above;
         }
-        return retire(space, ids, n, reads);
+        return retire(space, ids, stamps, n, reads);
 }
 
 /* 0: the coldest leaf sank, or is in use. */

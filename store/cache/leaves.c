@@ -101,7 +101,7 @@ static uint64_t stamp_at(const struct space *space, uint32_t id, uint64_t clock)
 }
 
 /*
- * The parent's stamp when its last child, with that stamp, is evicted. Using the child uses the
+ * The parent's stamp when its last child, whose stamp is `child`, is evicted. Using the child uses the
  * parent, too. A prefix without its end is evicted first.
  */
 static uint64_t stamp_without(const struct space *space, const struct block *parent,

@@ -8,9 +8,9 @@
 
 #define CLOCK ((UINT64_C(1) << 48) - 1) /* the clock's part of a stamp */
 
-/* A sealed block's stamp now, and before the next update of its own: it may have been used. */
+/* A sealed block's current stamp; that in struct block may be older, as clients report no uses. */
 uint64_t leaf_stamp(const struct space *space, uint32_t id);
-/* The parent's stamp when its last child, with that stamp, has been evicted. */
+/* The parent's stamp after its last child, whose stamp is `child`, has been evicted. */
 uint64_t leaf_stamp_after(struct space *space, uint32_t parent, uint64_t child);
 /* Moves a leaf up or down in its heap after its stamp has changed. */
 void leaf_sift(struct space *space, uint32_t id);

@@ -179,7 +179,7 @@ def used_blocks(it: Instance) -> int:
 
 
 def measure(venvs: Path, rounds: int) -> dict:
-    with daemon("--pool", "1G") as it:
+    with daemon("--pool", "1G", "--set", "daemon.pages=auto") as it:
         bench = Bench(it.socket, venvs)
         try:
             for i in range(PROCESSES - 1):

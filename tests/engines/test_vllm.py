@@ -172,6 +172,22 @@ def test_the_daemon_is_replaced_in_the_middle(world: World) -> None:
     world.daemon.check()
 
 
+def test_an_idle_engine_meets_the_next_daemon(world: World) -> None:
+    """What an engine had taken and not used was in the way of the next pool: its next request found nothing there."""
+    prompts = [document(740, 500)]
+    expected = world.alone.ask(prompts)
+    for engine in (world.first, world.second):
+        same(engine.ask(prompts), expected)
+        assert engine.do(op="numbers")["free"] > 0
+    world.daemon.kill()
+    world.daemon.start()
+    for engine, cached in ((world.second, 0), (world.first, whole(500)), (world.second, whole(500))):
+        got = engine.ask(prompts)
+        same(got, expected)
+        assert got[0]["cached"] == cached, got
+    world.daemon.check()
+
+
 class Router:
     """What a router knows of an engine: its replayed batches."""
 

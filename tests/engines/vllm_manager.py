@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 
 import kvd
-from kvd.engines._vllm_connector import HOST, KvdConnector, Step
+from kvd.engines._vllm_connector import KvdConnector, Step
 from kvd.engines._vllm_events import Teller
 from kvd.engines._vllm_groups import Groups
 from kvd.engines._vllm_ledger import Ledger
@@ -154,13 +154,15 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             worker.space, worker.base, worker.mapped, worker.era = space, memory.base, memory.mapped, 0
             worker.rows = Rows(space)
             assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
-            worker.handle_preemptions(Step(space.name, it.ledger.top, 0))
-            for name, host, words in (("another", HOST, "the scheduler uses space another"), (space.name, "B", "on two hosts")):
+            worker.cache = 0
+            for name, cache, words in (("another", space.cache, "the scheduler uses space another"),
+                                       (space.name, space.cache ^ 1, "another daemon's pool than its scheduler")):
                 try:
-                    worker.handle_preemptions(Step(name, it.ledger.top, 0, host=host))
+                    worker.handle_preemptions(Step(name, it.ledger.top, 0, cache))
                     raise AssertionError("a worker would write in another space, or another daemon's")
                 except RuntimeError as error:
                     assert words in str(error), error
+            worker.handle_preemptions(Step(space.name, it.ledger.top, 0, it.ledger.space.cache))
             assert worker.mapped >= it.ledger.top
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
 

@@ -97,6 +97,11 @@ def check_configurations() -> None:
     for part, name, value in [("parallel_config", "data_parallel_size", 2), ("model_config", "enable_sleep_mode", True)]:
         with changed(getattr(config, part), name, value):
             space.refuse_in_place(config, plain)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with changed(config.parallel_config, "distributed_executor_backend", "external_launcher"):
+            space.refuse_in_place(config, plain)
+            with changed(config.parallel_config, name, 2):
+                refused("external_launcher with tensor or pipeline parallelism", config, plain)
     with changed(config.parallel_config, "pipeline_parallel_size", 2):
         space.refuse_in_place(config, plain)
         refused("layers of several kinds", config, caches_of(*(2 * [FullAttentionSpec(**PLAIN)])))

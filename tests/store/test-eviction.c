@@ -600,6 +600,29 @@ START_TEST(the_end_of_a_chain_waits_for_colder_leaves) {
 }
 END_TEST
 
+/* A block's use is its parent's, also if both are looked at together and only one is evicted. */
+START_TEST(the_end_of_a_chain_leaves_its_last_use) {
+        struct space *space = make_space(GROUP);
+        struct attachment *a = fixture_attach(space);
+        kvd_ref chain[4], warm, cold;
+
+        space->clock = 10;
+        seal_chain(a, KVD_ROOT, 1, 4, chain);
+        a->words[kvd_ref_id(chain[1])].touch = 50;
+        space->clock = 60;
+        seal_chain(a, KVD_ROOT, 2, 1, &warm);
+        ck_assert_uint_eq(evict(space, 1, &(uint32_t){READS}), 1); /* its client is known now */
+        ck_assert_uint_eq(evict(space, 2, &(uint32_t){READS}), 2);
+        ck_assert(!block_current(space, chain[1]) && block_current(space, chain[0]));
+        space->clock = 30;
+        seal_chain(a, KVD_ROOT, 3, 1, &cold);
+        space->clock = 70;
+        ck_assert_uint_eq(evict(space, 1, &(uint32_t){READS}), 1);
+        ck_assert(!block_current(space, cold) && block_current(space, chain[0]));
+        check_clean(space);
+}
+END_TEST
+
 /* ---- generations: in builds with few bits ---------------------------------------------------- */
 
 #define IDS 64u
@@ -652,6 +675,6 @@ SUITE("eviction", FIXTURE(open_store, fixture_close),
             rounds_skip_unused_groups, an_ended_client_uses_no_group),
       LOOPS(ARRAY_SIZE(policies), the_first_use_of_a_group_counts),
       TESTS(the_end_of_a_chain_takes_one_look, the_end_of_a_chain_waits_for_colder_leaves,
-            the_end_of_a_chain_goes_up_to_a_late_pin),
+            the_end_of_a_chain_goes_up_to_a_late_pin, the_end_of_a_chain_leaves_its_last_use),
       LOOPS(2, the_end_of_a_chain_goes_up_to_a_pin),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

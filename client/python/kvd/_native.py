@@ -68,7 +68,7 @@ class ScoresStruct(Structure):
 
 class PlaceStruct(Structure):
     _fields_ = [("memory", c_uint32), ("device", c_int32), ("uuid", c_uint8 * 16), ("legacy", c_uint32),
-                ("stream_order", c_uint32), ("shard", c_uint32), ("shards", c_uint32)]
+                ("stream_order", c_uint32), ("shard", c_uint32), ("shards", c_uint32), ("cache", c_uint64)]
 
 
 class MemoryStruct(Structure):

@@ -67,6 +67,14 @@ class Space:
         block_bytes / shards bytes of every block, which Memory.block_bytes is."""
         self._handle: Handle | None = handle
 
+    @property
+    def cache(self) -> int:
+        """Random number of the space's cache, the same in all processes that use it. Block ids mean the same where it is
+        equal: another daemon's space of this name has another one."""
+        place = PlaceStruct()
+        check(lib.kvd_space_place(self._open(), byref(place)))
+        return int(place.cache)
+
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def lookup(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Pin:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -34,9 +33,6 @@ from ._vllm_warmup import guard
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
 
 logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
-
-# Of this start of this machine: workers on another one would use another daemon's blocks.
-HOST = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 # Of workers by engine id, until a scheduler in the same process takes them.
 _spaces: dict[str, tuple[kvd.Space, Rows]] = {}
@@ -67,14 +63,14 @@ class PoolMemory(TorchFunctionMode):
 @dataclass
 class Step(KVConnectorMetadata):
     """Blocks that a worker must have mapped before it runs a step: ids of a space, below top, in the pool to which the
-    scheduler, on this host, attached for the era-th time. told, numbers: see Methods.tell() and .numbers()."""
+    scheduler attached for the era-th time, and whose cache it is. told, numbers: see Methods.tell() and .numbers()."""
 
     space: str
     top: int
     era: int
+    cache: int
     told: dict[int, Told] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
-    host: str = HOST
 
 
 class KvdStats(KVConnectorStats):
@@ -120,6 +116,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
+        self.cache = 0              # of a worker: whose blocks its scheduler uses; 0 before its first step
         self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
@@ -214,14 +211,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _map(self, step: Step) -> None:
         """Map memory by which the pool has grown, if a step uses it."""
         self.rows.keep(step.numbers)
-        if step.host != HOST:
-            raise RuntimeError("this worker and its scheduler are on two hosts, each with a daemon of its own: in place needs one"
-                               " host, by copy does not (kvd.engines.vllm_copy)")
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
         if step.era != self.era:        # a worker in another process attaches for itself
             self._meet()
+        if not self.cache:
+            self._compare(step)
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
             if step.era != self.era:
@@ -229,6 +225,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
+
+    def _compare(self, step: Step) -> None:
+        """Before the first step, refuse a worker that has met another daemon than its scheduler: ids are another pool's
+        blocks there. The daemon may have been replaced since this worker started."""
+        if step.cache != self.space.cache and not (self.space.catch_up() and step.cache == self.space.cache):
+            raise RuntimeError("this worker uses another daemon's pool than its scheduler, as on another host: run all workers"
+                               " with one daemon, or use kvd.engines.vllm_copy")
+        self.cache = step.cache
 
     def _meet(self) -> None:
         """Meet the next daemon, which the scheduler has met."""
@@ -283,7 +287,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                                                       if it in self.ledger.ours]
         self.ledger.trim()
         self.ledger.numbers.steps += 1
-        step = Step(self.space.name, self.ledger.top, self.ledger.era)
+        step = Step(self.space.name, self.ledger.top, self.ledger.era, self.ledger.cache)
         if self.ledger.methods:
             step.told = self.ledger.methods.tell(scheduler_output.num_scheduled_tokens)
             step.numbers = self.ledger.methods.numbers()

@@ -82,6 +82,7 @@ class Ledger:
         self.null: kvd.Block | None = None              # block 0 means "none" in vLLM: held so that no one publishes it
         self.used = 0                                   # blocks in vLLM's tables
         self.top, self.era = 0, 0                       # all ids so far are below top; see _note_pool()
+        self.cache = space.cache                        # whose blocks the ids are
         self.found: Chain | None = None                 # looked up, and not yet admitted
         # Of requests not yet admitted, with deadlines, and the number of tokens that were there before.
         self.below: dict[str, tuple[list[kvd.Fetch], float, int]] = {}
@@ -144,6 +145,7 @@ class Ledger:
             pins = [pin for chain in chains for pin in chain.pins]
             pins += [it.pin for chain in chains for it in chain.objects.values() if it]
             self.top, self.era = max((it + 1 for pin in pins for it in pin.blocks), default=0), era
+            self.cache = self.space.cache
 
     def _tell_full(self, error: kvd.Error) -> None:
         """Log once a minute why requests wait."""
@@ -217,7 +219,7 @@ class Ledger:
             if request.skip_reading_prefix_cache or self.state is not self.SERVING:
                 pins = [kvd.Pin(self.space, salt=it) for it in salts]
             else:
-                self.space.catch_up()
+                self._meet()
                 tokens = self.words(request, 0, most // self.size)
                 found = [self._lookup(tokens, it) for it in salts]
                 below = any(pin.below for pin in found)
@@ -228,6 +230,14 @@ class Ledger:
         self.found.below, self.found.kept = below, kept
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
+
+    def _meet(self) -> None:
+        """Attach to the next daemon if this one was replaced. Unused blocks of the old pool are in the way of the new one,
+        which has the same addresses, so that nothing would be found there."""
+        self.space.catch_up()
+        if (self.free or self.null) and not self.is_busy() and self.space.counters().reconnects != self.era:
+            self.forget()
+            self.space.catch_up()
 
     def words(self, request: Request, first: int, end: int) -> list[int]:
         """Return the words of blocks [first, end) of a request."""

@@ -91,7 +91,10 @@ def _with_quantised(config: VllmConfig, specs: list[KVCacheSpec]) -> list[tuple[
 def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
     refuse_always(config, caches)
     on_gpus, guess, parallel = not current_platform.is_cpu(), config.speculative_config, config.parallel_config
+    many = parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1
     refuse([
+        (many and parallel.distributed_executor_backend == "external_launcher",
+         "external_launcher with tensor or pipeline parallelism, whose schedulers take different blocks"),
         (not on_gpus and any(isinstance(spec, MLAAttentionSpec) for _, spec in layer_specs(caches)),
          "MLA in place on CPUs, whose kernels need a layer's blocks side by side: use kvd.engines.vllm_copy"),
         (len(caches.kv_cache_groups) > 1 and parallel.pipeline_parallel_size > 1,

