@@ -21,6 +21,7 @@
 #include "client/internal.h"
 
 #define MOST_LATE 1024u
+#define LOOKS 16u /* for follower_tell_all, while a word goes from SEALED to RETIRING and back */
 
 struct kvd_follow {
         struct kvd_space *space;    /* NULL: follower_take is called by kvctl */
@@ -81,19 +82,23 @@ static bool is_whole(const struct kvd_follow *f, const struct kvd_stored *block)
 static enum seen look(struct kvd_follow *f, uint32_t id, bool with_tokens, struct kvd_stored *ret,
                       kvd_ref *ref) {
         const struct kvd_desc *desc;
+        uint32_t looks = f->own ? LOOKS : 1;
         uint64_t slot;
 
         if (!may_be_there(f, id))
                 return GONE;
         desc = kvd_index_desc(f->ix, id);
-        slot = shm_load(&desc->slot);
-        if (kvd_slot_state(slot) == KVD_RETIRING && !f->own)
-                return CHANGING;
-        if (!slot_stands(slot) || shm_get32(&desc->flags) & (KVD_DESC_PRIVATE | KVD_DESC_POISONED))
-                return GONE;
-        read_desc(f, desc, with_tokens, ret, ref);
-        if (!shm_recheck(&desc->slot, slot))
-                return CHANGING;
+        do {
+                if (!looks--)
+                        return CHANGING;
+                slot = shm_load(&desc->slot);
+                if (kvd_slot_state(slot) == KVD_RETIRING && !f->own)
+                        return CHANGING;
+                if (!slot_stands(slot) ||
+                    shm_get32(&desc->flags) & (KVD_DESC_PRIVATE | KVD_DESC_POISONED))
+                        return GONE;
+                read_desc(f, desc, with_tokens, ret, ref);
+        } while (!shm_recheck(&desc->slot, slot));
         if (f->own && f->own[id] != ret->hash)
                 return GONE;
         return f->whole && !is_whole(f, ret) ? GONE : THERE;

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import msgspec
 import torch
+from common import daemon
 from vllm import SamplingParams
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -24,6 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 
 import kvd
+from kvd.engines import _vllm_connector as connectors
 from kvd.engines._vllm_connector import KvdConnector, Step
 from kvd.engines._vllm_events import Teller
 from kvd.engines._vllm_groups import Groups
@@ -154,7 +156,8 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             worker.space, worker.base, worker.mapped, worker.era = space, memory.base, memory.mapped, 0
             worker.rows = Rows(space)
             assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
-            worker.cache = 0
+            worker.cache, worker.engine = 0, "apart"
+            connectors._spaces["apart"] = space, worker.rows
             for name, cache, words in (("another", space.cache, "the scheduler uses space another"),
                                        (space.name, space.cache ^ 1, "another daemon's pool than its scheduler")):
                 try:
@@ -165,6 +168,25 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             worker.handle_preemptions(Step(space.name, it.ledger.top, 0, it.ledger.space.cache))
             assert worker.mapped >= it.ledger.top
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
+
+
+def check_a_worker_meets_the_daemon_of_its_first_ids(_: str) -> None:
+    """The daemon may be replaced after a worker has started and before its scheduler has."""
+    geometry = kvd.Geometry.opaque(4096, "test", block_tokens=16)
+    with daemon("--pool", "16M", "--set", "daemon.segment=1M") as it, kvd.connect(it.socket) as old, \
+            old.space("met", geometry, fixed=True) as space:
+        space.free(space.alloc(600))
+        worker, memory = object.__new__(KvdConnector), space.memory()
+        worker.space, worker.base, worker.mapped, worker.era, worker.cache = space, memory.base, memory.mapped, 0, 0
+        worker.rows, worker.engine = Rows(space), "met"
+        connectors._spaces["met"] = space, worker.rows
+        it.kill()
+        it.start()
+        with kvd.connect(it.socket) as new, new.space("met", geometry, fixed=True) as scheduler:
+            top = max(block.id for block in scheduler.alloc(10)) + 1
+            worker.handle_preemptions(Step("met", top, 0, scheduler.cache))
+            assert memory.mapped > worker.mapped == space.memory().mapped >= top, (memory.mapped, worker.mapped, top)
+            assert worker.cache == space.cache == scheduler.cache and worker.memory.base == memory.base
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
@@ -343,5 +365,6 @@ class Told:
 if __name__ == "__main__":
     for check in (check_sessions, check_sessions_that_end, check_events,
                   check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
-                  check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes, check_a_watermark):
+                  check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes,
+                  check_a_worker_meets_the_daemon_of_its_first_ids, check_a_watermark):
         check(sys.argv[1])

@@ -116,7 +116,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.size = block_tokens(kv_cache_config)
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
-        self.cache = 0              # of a worker: whose blocks its scheduler uses; 0 before its first step
+        self.engine = engine
+        self.cache = 0              # of a worker: whose blocks its scheduler uses; 0 before its first ids
         self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
@@ -214,22 +215,23 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
-        if step.era != self.era:        # a worker in another process attaches for itself
+        apart = not self.cache and step.top and self.engine in _spaces       # in a process of its own, before its first ids
+        met = step.era != self.era or (apart and step.cache != self.space.cache)
+        if met:                         # it attaches for itself
             self._meet()
-        if not self.cache:
+        if apart:
             self._compare(step)
-        if step.top > self.mapped or step.era != self.era:
+        if step.top > self.mapped or met:
             memory = self.space.memory()
-            if step.era != self.era:
+            if met:
                 self.memory = memory
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
 
     def _compare(self, step: Step) -> None:
-        """Before the first step, refuse a worker that has met another daemon than its scheduler: ids are another pool's
-        blocks there. The daemon may have been replaced since this worker started."""
-        if step.cache != self.space.cache and not (self.space.catch_up() and step.cache == self.space.cache):
+        """Refuse a worker that has met another daemon than its scheduler: ids are another pool's blocks there."""
+        if step.cache != self.space.cache:
             raise RuntimeError("this worker uses another daemon's pool than its scheduler, as on another host: run all workers"
                                " with one daemon, or use kvd.engines.vllm_copy")
         self.cache = step.cache

@@ -216,10 +216,9 @@ class Ledger:
         if salt is not None and not (kept and kept.own):
             self.salts.note(salt, request, self.groups.ahead)
             salts = self.groups.salts(salt)
-            if request.skip_reading_prefix_cache or self.state is not self.SERVING:
+            if request.skip_reading_prefix_cache or self.state is not self.SERVING or not self._meet():
                 pins = [kvd.Pin(self.space, salt=it) for it in salts]
             else:
-                self._meet()
                 tokens = self.words(request, 0, most // self.size)
                 found = [self._lookup(tokens, it) for it in salts]
                 below = any(pin.below for pin in found)
@@ -231,13 +230,19 @@ class Ledger:
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
 
-    def _meet(self) -> None:
-        """Attach to the next daemon if this one was replaced. Unused blocks of the old pool are in the way of the new one,
-        which has the same addresses, so that nothing would be found there."""
+    def _meet(self) -> bool:
+        """Attach to the next daemon if this one was replaced. Returns False while requests still run in the old pool. Otherwise
+        unused blocks of it are given up: they are in the way of the new one, which has the same addresses, so that nothing
+        would be found there."""
         self.space.catch_up()
-        if (self.free or self.null) and not self.is_busy() and self.space.counters().reconnects != self.era:
-            self.forget()
-            self.space.catch_up()
+        if self.space.counters().reconnects == self.era:
+            return True
+        if self.is_busy():
+            return False
+        self.forget()
+        self.space.catch_up()
+        self._note_pool()
+        return True
 
     def words(self, request: Request, first: int, end: int) -> list[int]:
         """Return the words of blocks [first, end) of a request."""
