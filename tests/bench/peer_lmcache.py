@@ -66,6 +66,9 @@ class Kvd:
             assert len(pin) == self.chunks
             use([pin.address(block) for block in pin])
 
+    def settle(self, tokens: tuple[int, ...], name: str) -> None:
+        pass
+
     def end(self, name: str) -> None:
         pass
 
@@ -124,6 +127,16 @@ class Lmcache:
         use([view.data_ptr() for view in raw.prepare_retrieve(key, self.id)])
         assert raw.commit_retrieve(key, self.id)
 
+    def settle(self, tokens: tuple[int, ...], name: str) -> None:
+        """Wait until what was stored is found: its server may finish after its reply."""
+        until, i = time.monotonic() + PATIENCE_S, 0
+        while self._lookup(tokens, f"{name}-{i}") < self.chunks:
+            assert time.monotonic() < until, f"{self.way} does not find what it has stored"
+            self.end(f"{name}-{i}")
+            time.sleep(0.02)
+            i += 1
+        self.end(f"{name}-{i}")
+
     def end(self, name: str) -> None:
         self.client.end_session(name).result(timeout=PATIENCE_S)
 
@@ -150,11 +163,14 @@ class Serving:
                      for way, kind in WAYS.items()}
 
     def answer(self, what: str, way: str, number: int) -> list[float]:
-        """what: store, copy or in place. Compares the first and last words of each chunk."""
+        """what: store, settle, copy or in place. Compares the first and last words of each chunk."""
         it, body = self.ways[way], self.memory[way].view(self.chunks + 1, -1).view(self.torch.int64)[1:]
         stamps = self.torch.arange(self.chunks, dtype=self.torch.int64) + (number << 32)
         tokens = tuple(range(1 + number * self.chunks * TOKENS, 1 + (number + 1) * self.chunks * TOKENS))
         name, seen = f"{way}-{what}-{number}-{os.getpid()}", []
+        if what == "settle":
+            it.settle(tokens, name)
+            return []
         body[:, 0] = body[:, -1] = stamps if what == "store" else 0
 
         def use(addresses: list[int]) -> None:
@@ -262,11 +278,13 @@ def measure(options: argparse.Namespace, daemon, server: subprocess.Popen, write
             for what in ("store", "copy", "in place")[:2 if way == "server" else 3]:
                 before, client = own_s(pid), writer if what == "store" else reader
                 spent = [client.ask(what, way, number + i) for i in range(options.prefixes)]
+                wall, own = (1e3 * sum(it[i] for it in spent) for i in range(2))
+                own += 1e3 * (own_s(pid) - before)
+                for i in range(options.prefixes if what == "store" else 0):
+                    client.ask("settle", way, number + i)
                 if turn < 0:
                     continue
-                wall, own = (1e3 * sum(it[i] for it in spent) for i in range(2))
                 figures.setdefault(what, {}).setdefault(way, []).append(wall)
-                own += 1e3 * (own_s(pid) - before)
                 figures.setdefault(f"{what}, processors", {}).setdefault(way, []).append(own)
             number += options.prefixes
             time.sleep(0.3)             # LMCache ends some reads after its reply
