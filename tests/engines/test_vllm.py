@@ -435,7 +435,7 @@ def test_unsupported_features_are_refused_by_name(world: World) -> None:
 
 
 def test_workers_have_shards_on_their_gpus(world: World) -> None:
-    program("vllm_shards.py")
+    print(program("vllm_shards.py"), end="", flush=True)        # that it was left out
 
 
 def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:

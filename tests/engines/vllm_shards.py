@@ -23,7 +23,6 @@ if os.environ.get("FAKECUDA_DEVICES") is None:      # libcuda is found by the pa
               os.environ | {"FAKECUDA_DEVICES": "4", "LD_LIBRARY_PATH": str(DRIVER)})
 
 sys.argv[1:] = ["", os.environ["KVD_MODEL"]]        # vllm_refusals.py reads them
-import torch  # noqa: E402
 from common import daemon  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 from vllm_refusals import PLAIN, caches_of, changed, config_of  # noqa: E402
@@ -48,8 +47,6 @@ class Engine:
             (tensor,) = caches.kv_cache_tensors
             tensor.layers, tensor.block_stride = tensor.layers[:count], count * tensor.layer_stride
             space = ends.enter_context(self._open(config, caches, n, i))
-            with changed(torch.cuda, "current_device", lambda: space.device[1]):
-                spaces.check_device(space)
             self.workers.append((space, self._place(config, space, caches, n, i)))
 
     def _open(self, config, caches, shares: int, share: int | None) -> kvd.Space:

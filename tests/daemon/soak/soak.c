@@ -7,8 +7,8 @@
  *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--huge]
  *           [--threads] [--idle N]
  *
- * --idle N: further clients, of one process, that are only attached. --threads runs the workers as threads of this process (for ThreadSanitizer). No worker is killed
- * then.
+ * --idle N: further clients, of one process, that are only attached. --threads runs the workers as
+ * threads of this process (for ThreadSanitizer). No worker is killed then.
  */
 
 #include <errno.h>
