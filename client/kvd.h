@@ -307,7 +307,7 @@ int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uin
  * request does this too. A process that makes only lookups should call this periodically, and
  * before a lookup that must not miss anything. If there is nothing to do it costs one system call.
  * Returns 0 or a negative errno. After a failure, calls return -EAGAIN at once for the time that
- * the failure took plus 100 ms.
+ * the failure took plus 100 ms, or until another call has attached.
  */
 int kvd_catch_up(kvd_space *space);
 

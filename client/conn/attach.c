@@ -216,7 +216,10 @@ int view_attach(struct kvd_space *space, struct view **ret) {
         do
                 r = try_attach(space, ret);
         while (r == 0);
-        return r < 0 ? r : 0;
+        if (r < 0)
+                return r;
+        space->handle->retry_ns = 0; /* whatever kvd_catch_up has met before */
+        return 0;
 }
 
 /* ---- catching up ----------------------------------------------------------------------------- */

@@ -40,6 +40,11 @@ def document(seed: int, n: int, vocab: int = 760) -> list[int]:
     return [1] + [r.randrange(260, vocab) for _ in range(n - 1)]
 
 
+def shortened(text: str) -> str:
+    """Its start and its end, where a traceback has the reason."""
+    return text if len(text) < 800 else f"{text[:200]} ... {text[-600:]}"
+
+
 def run(tests: list, *arguments) -> int:
     """Runs the test functions, and prints a line for each. Returns the exit status."""
     failed = 0
@@ -51,5 +56,5 @@ def run(tests: list, *arguments) -> int:
             failed += 1
             traceback.print_exc(file=sys.stdout)
             (*_, where), why = traceback.extract_tb(error.__traceback__), " ".join(str(error).split())
-            print(f"FAIL {test.__name__}: {where.line}: {type(error).__name__} {why[:300]}", flush=True)
+            print(f"FAIL {test.__name__}: {where.line}: {type(error).__name__} {shortened(why)}", flush=True)
     return 1 if failed else 0

@@ -40,11 +40,11 @@ KVCacheConfig.needs_kv_cache_zeroing = True     # as for caches of mixed precisi
 
 
 @contextmanager
-def manager(socket: str, keep: int = 4, most: int = 0, ahead: int = 0, pin: bool = True):
+def manager(socket: str, keep: int = 4, most: int = 0, ahead: int = 0, pin: bool = True, fixed: bool = False):
     spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
     with kvd.connect(socket) as client:
         geometry = kvd.Geometry.opaque(spec.page_size_bytes, "manager", block_tokens=SIZE)
-        with client.space(f"manager-{most}", geometry, max_blocks=most) as space:
+        with client.space(f"manager-{most}", geometry, max_blocks=most, fixed=fixed) as space:
             caches = KVCacheConfig(num_blocks=space.memory().blocks, kv_cache_tensors=[],
                                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
             it = KVCacheManager(caches, LENGTH, SIZE, SIZE)
@@ -187,6 +187,31 @@ def check_a_worker_meets_the_daemon_of_its_first_ids(_: str) -> None:
             worker.handle_preemptions(Step("met", top, 0, scheduler.cache))
             assert memory.mapped > worker.mapped == space.memory().mapped >= top, (memory.mapped, worker.mapped, top)
             assert worker.cache == space.cache == scheduler.cache and worker.memory.base == memory.base
+
+
+def check_a_daemon_is_replaced_between_lookup_and_slots(_: str) -> None:
+    """What was found for a request is in the old pool: it is looked up again, and goes into the new one."""
+    for fixed in (True, False):
+        with daemon("--pool", "16M", "--set", "daemon.segment=1M") as own, manager(own.socket, most=40, fixed=fixed) as it:
+            it.watermark_blocks = 2 * it.ledger.keep        # more than is there without asking the daemon
+            ended(it, request("before", TOKENS))
+            asked = request("asked", TOKENS)
+            found, length, _ = it.get_computed_blocks(asked)
+            assert length == 10 * SIZE
+            it.ledger.space.free(it.ledger.free)
+            it.ledger.free = []
+            own.kill()
+            own.start()
+            assert it.allocate_slots(asked, asked.num_tokens - length, length, found, has_scheduled_reqs=False) is None
+            for _ in range(3):                  # steps
+                it.ledger.drop_found()
+                found, length, _ = it.get_computed_blocks(asked)
+                assert length == 0
+                if it.allocate_slots(asked, asked.num_tokens, 0, found, has_scheduled_reqs=False) is not None:
+                    break
+            it.free(asked)
+            ended(it, asked)
+            assert it.ledger.space.match(TOKENS[:10 * SIZE]) == 10 * SIZE and not it.ledger.used
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
@@ -366,5 +391,6 @@ if __name__ == "__main__":
     for check in (check_sessions, check_sessions_that_end, check_events,
                   check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
                   check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes,
-                  check_a_worker_meets_the_daemon_of_its_first_ids, check_a_watermark):
+                  check_a_worker_meets_the_daemon_of_its_first_ids,
+                  check_a_daemon_is_replaced_between_lookup_and_slots, check_a_watermark):
         check(sys.argv[1])

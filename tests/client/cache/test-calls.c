@@ -18,6 +18,7 @@
 #include "client/kvd_attend.h"
 #include "client/kvd_cuda.h"
 #include "client/kvd_methods.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/emulated.h"
 #include "tests/lib/instance.h"
@@ -58,6 +59,34 @@ static void tear_down(void) {
         handle = kvd_close(handle);
         instance_end_clean(&server);
 }
+
+/* ---- a daemon that is away -------------------------------------------------------------------- */
+
+static void frozen_ns(uint64_t *ns) {
+        *ns = 1;
+}
+
+/* After a failure it waits, but not once another call has met the next daemon. */
+START_TEST(a_client_that_has_attached_catches_up) {
+        struct kvd_sys frozen = *sys;
+        const struct kvd_sys *before = sys;
+        struct kvd_block block;
+
+        instance_kill(&server);
+        frozen.clock_ns = frozen_ns;
+        sys = &frozen;
+        ck_assert_int_eq(kvd_catch_up(space), -ECONNREFUSED);
+        ck_assert_int_eq(kvd_catch_up(space), -EAGAIN);
+        sys = before;
+        instance_again(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
+        sys = &frozen;
+        ck_assert_int_eq(kvd_catch_up(space), -EAGAIN);
+        ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
+        ck_assert_int_eq(kvd_catch_up(space), 0);
+        kvd_free(space, 1, &block);
+        sys = before;
+}
+END_TEST
 
 /* ---- forked children ------------------------------------------------------------------------- */
 
@@ -403,7 +432,7 @@ END_TEST
 
 SUITE("calls", FIXTURE(set_up, tear_down),
       WHEN(!emulated("MADV_WIPEONFORK has no effect"), TESTS(a_forked_child_is_refused_everywhere)),
-      TESTS(each_call_has_its_own_timeout, a_client_waits_for_a_lease,
-            a_stock_that_grows_loses_nothing, impossible_sequences_are_refused,
-            missing_prefixes_are_not_borrowed),
+      TESTS(a_client_that_has_attached_catches_up, each_call_has_its_own_timeout,
+            a_client_waits_for_a_lease, a_stock_that_grows_loses_nothing,
+            impossible_sequences_are_refused, missing_prefixes_are_not_borrowed),
       LOOPS(14, every_bit_of_a_token_counts))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
@@ -33,6 +34,8 @@ from ._vllm_warmup import guard
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
 
 logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
+
+PATIENCE_S = 10         # seconds in which a worker meets the daemon that its scheduler has met
 
 # Of workers by engine id, until a scheduler in the same process takes them.
 _spaces: dict[str, tuple[kvd.Space, Rows]] = {}
@@ -215,11 +218,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if step.space != self.space.name:
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
-        apart = not self.cache and step.top and self.engine in _spaces       # in a process of its own, before its first ids
-        met = step.era != self.era or (apart and step.cache != self.space.cache)
-        if met:                         # it attaches for itself
+        apart = self.engine in _spaces          # in a process of its own: no scheduler has taken its space
+        first = apart and step.top and not self.cache           # its first ids
+        met = step.era != self.era or (first and step.cache != self.space.cache)
+        if met and apart:
             self._meet()
-        if apart:
+        if first:
             self._compare(step)
         if step.top > self.mapped or met:
             memory = self.space.memory()
@@ -237,11 +241,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.cache = step.cache
 
     def _meet(self) -> None:
-        """Meet the next daemon, which the scheduler has met."""
-        held = self.rows.anchor is not None
+        """Meet the next daemon, which the scheduler has met. A daemon that is busy may not answer at once."""
+        held, start = self.rows.anchor is not None, time.monotonic()
         self.rows.let_go()
-        if not self.space.catch_up():
-            raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
+        while not self.space.catch_up():
+            if time.monotonic() - start > PATIENCE_S:
+                raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
+            time.sleep(0.05)
         if held:
             self.rows.hold()
 

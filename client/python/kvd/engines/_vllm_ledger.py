@@ -104,8 +104,6 @@ class Ledger:
         if len(self.free) >= n and self.state is self.SERVING:
             return True
         start = time.perf_counter()
-        if self.state is not self.SERVING and not self.is_busy():
-            self.forget()
         if self.state is not self.STALE and (self.state is self.SERVING or start > self.retry):
             full = self._take(max(n - len(self.free), 1))
             if full:
@@ -122,6 +120,10 @@ class Ledger:
             if error.errno in REFUSED:
                 return error
             self.lose(error)
+            return None
+        if self.space.counters().reconnects != self.era and (self.is_busy() or self.found):
+            self.space.free(got)        # of the next daemon's pool: requests have blocks of the old one
+            self.lose(kvd.Stale(errno.ESTALE, "requests have blocks of the previous daemon"))
             return None
         if self.state is not self.SERVING:
             logger.info("kvd: a daemon is available again")
@@ -569,6 +571,12 @@ class Ledger:
             self.state = self.STALE
         elif self.state is self.SERVING:
             self.state = self.AWAY
+
+    def recover(self) -> None:
+        """Look for a daemon. While a request is admitted this would be too early: what was found for it is released."""
+        if not self.is_busy():
+            self.forget()
+        self.fetch(1)
 
     def forget(self) -> None:
         """Release everything that is unused."""

@@ -168,7 +168,7 @@ class Manager(KVCacheManager):
         """Return whether a request may be admitted, or go on, as far as the daemon's life is concerned."""
         ledger, running = self.ledger, request.status == RequestStatus.RUNNING
         if ledger.state is not ledger.SERVING:
-            ledger.fetch(1)
+            ledger.recover()
         if ledger.state is ledger.STALE or (ledger.state is ledger.AWAY and not running):
             return False
         # Without a chain, its lookup was dropped with the last daemon's blocks: the next step looks up again.
