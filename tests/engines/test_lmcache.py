@@ -51,7 +51,7 @@ def serve(params: str) -> None:
 
     def wait(fd: int, take):
         while (result := take()) is None or result == {}:
-            assert select.select([fd], [], [], 60)[0], "no answer"
+            assert select.select([fd], [], [], 600)[0], "no answer"
             os.read(fd, 8)
         return result
 

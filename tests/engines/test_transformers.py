@@ -75,7 +75,7 @@ def held(server) -> int:
 
 def soon(is_so) -> bool:
     """The daemon counts pins in rounds, so a change shows a little later."""
-    for _ in range(3000):
+    for _ in range(30000):
         if is_so():
             return True
         time.sleep(0.02)

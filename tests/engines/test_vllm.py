@@ -48,7 +48,7 @@ def models(folder: str, *names: str) -> list[str]:
     return [f"{folder}/{name}" for name in names]
 
 
-def until(what, seconds: float = 60):
+def until(what, seconds: float = 600):
     """Waits until another process has done something."""
     end = time.monotonic() + seconds
     while not what():

@@ -538,7 +538,7 @@ def test_bidirectional_models_that_are_refused(server, space):
 def test_bidirectional_nothing_is_held_afterwards(server, space):
     with shared(server, "held") as own:
         ask(own, noise(80, 100, 20, 4))
-        for _ in range(3000):       # the daemon counts pins in rounds
+        for _ in range(30000):       # the daemon counts pins in rounds
             clients = server.stat("clients")["clients"]
             if sum(it["pinned_blocks"] for it in clients) == 0:
                 return
