@@ -62,8 +62,9 @@ static void tear_down(void) {
 
 /* ---- a daemon that is away -------------------------------------------------------------------- */
 
-static void frozen_ns(uint64_t *ns) {
+static int frozen_ns(uint64_t *ns) {
         *ns = 1;
+        return 0;
 }
 
 /* After a failure it waits, but not once another call has met the next daemon. */
