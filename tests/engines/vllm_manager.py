@@ -10,6 +10,7 @@ import ctypes
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -158,6 +159,7 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
             assert it.ledger.fetch(worker.mapped + 1) and it.ledger.top > worker.mapped
             worker.cache, worker.engine = 0, "apart"
             connectors._spaces["apart"] = space, worker.rows
+            connectors.PATIENCE_S = 0
             for name, cache, words in (("another", space.cache, "the scheduler uses space another"),
                                        (space.name, space.cache ^ 1, "another daemon's pool than its scheduler")):
                 try:
@@ -165,6 +167,7 @@ def check_a_worker_maps_what_a_step_zeroes(socket: str) -> None:
                     raise AssertionError("a worker would write in another space, or another daemon's")
                 except RuntimeError as error:
                     assert words in str(error), error
+            connectors.PATIENCE_S = 600
             worker.handle_preemptions(Step(space.name, it.ledger.top, 0, it.ledger.space.cache))
             assert worker.mapped >= it.ledger.top
             ctypes.memset(worker.base + (it.ledger.top - 1) * memory.block_bytes, 0, memory.block_bytes)
@@ -187,6 +190,17 @@ def check_a_worker_meets_the_daemon_of_its_first_ids(_: str) -> None:
             worker.handle_preemptions(Step("met", top, 0, scheduler.cache))
             assert memory.mapped > worker.mapped == space.memory().mapped >= top, (memory.mapped, worker.mapped, top)
             assert worker.cache == space.cache == scheduler.cache and worker.memory.base == memory.base
+            connectors.PATIENCE_S = 0           # the one after next may be there when a worker hears of the next
+            for era, cache, why in ((1, scheduler.cache ^ 1, "another daemon's pool"), (0, scheduler.cache, "")):
+                refused = ""
+                try:
+                    worker.handle_preemptions(Step("met", top, era, cache))
+                except RuntimeError as error:
+                    refused = str(error)
+                assert why in refused and bool(why) == bool(refused), refused
+            connectors.PATIENCE_S = 600
+            del connectors._spaces["met"]       # as with a scheduler in its process, which has mapped what it uses
+            worker.handle_preemptions(Step("met", memory.blocks, 0, scheduler.cache))
 
 
 def check_a_daemon_is_replaced_between_lookup_and_slots(_: str) -> None:
@@ -212,6 +226,24 @@ def check_a_daemon_is_replaced_between_lookup_and_slots(_: str) -> None:
             it.free(asked)
             ended(it, asked)
             assert it.ledger.space.match(TOKENS[:10 * SIZE]) == 10 * SIZE and not it.ledger.used
+
+
+def check_posts_that_are_lost_are_no_second_loss(_: str) -> None:
+    """What the old daemon has not taken is reported by the next post, which is a live daemon's."""
+    with daemon("--pool", "16M", "--set", "daemon.segment=1M") as own, manager(own.socket, fixed=True) as it:
+        found, n, _ = it.get_computed_blocks(asked := request("lost", TOKENS))
+        assert it.allocate_slots(asked, asked.num_tokens - n, n, found) is not None
+        asked.status, asked.num_computed_tokens = RequestStatus.RUNNING, asked.num_tokens
+        own.process.send_signal(signal.SIGSTOP)
+        it.ledger.publish()
+        own.kill()
+        own.start()
+        it.free(asked)
+        assert it.ledger._meet() and it.ledger.fetch(1)
+        serve(it, asked := request("next", [5] + TOKENS))
+        assert it.ledger.state == it.ledger.SERVING and not it.ledger.chains["next"].ended
+        it.free(asked)
+        assert it.ledger.space.match(([5] + TOKENS)[:10 * SIZE]) == 10 * SIZE
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
@@ -392,5 +424,6 @@ if __name__ == "__main__":
                   check_the_longest_hit_that_vllm_allows, check_slots_of_drafts, check_guesses_behind_the_end,
                   check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes,
                   check_a_worker_meets_the_daemon_of_its_first_ids,
-                  check_a_daemon_is_replaced_between_lookup_and_slots, check_a_watermark):
+                  check_a_daemon_is_replaced_between_lookup_and_slots, check_posts_that_are_lost_are_no_second_loss,
+                  check_a_watermark):
         check(sys.argv[1])

@@ -99,11 +99,12 @@ class Space:
             pin.blocks = ids[:pin._struct.n_blocks]
         return pin
 
-    def catch_up(self) -> bool:
+    def catch_up(self, *, strict: bool = False) -> bool:
         """Map memory by which the pool has grown, and attach to the new daemon if the old one was replaced, so that
         lookups see the current cache. For processes that look up and rarely make other calls. Returns False if there is
-        no daemon or it did not answer; lookups then see the previous state."""
-        return int(lib.kvd_catch_up(self._open())) == 0
+        no daemon or it did not answer; lookups then see the previous state. strict: raise kvd.Error instead, which says why."""
+        answer = int(lib.kvd_catch_up(self._open()))
+        return (check(answer) if strict else answer) == 0
 
     def fetch(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Fetch:
         """Start to load the part of a prompt that follows its blocks in the pool from the daemon's file or its servers.

@@ -120,7 +120,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
         self.engine = engine
-        self.cache = 0              # of a worker: whose blocks its scheduler uses; 0 before its first ids
+        self.cache = 0              # of a worker: whose blocks its scheduler uses; 0 before its first step
         self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
@@ -219,37 +219,39 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
         apart = self.engine in _spaces          # in a process of its own: no scheduler has taken its space
-        first = apart and step.top and not self.cache           # its first ids
-        met = step.era != self.era or (first and step.cache != self.space.cache)
+        met = step.era != self.era or (apart and step.top > 0 and step.cache != self.cache)
         if met and apart:
-            self._meet()
-        if first:
-            self._compare(step)
+            self._meet(step.cache)
         if step.top > self.mapped or met:
             memory = self.space.memory()
             if met:
                 self.memory = memory
-            self.mapped, self.era = memory.mapped, step.era
-            if memory.base != self.base or step.top > self.mapped:
+            self.mapped, self.era, self.cache = memory.mapped, step.era, step.cache
+            if memory.base != self.base:
                 raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
+            if apart and step.top > self.mapped:        # a scheduler in this process has mapped what it uses
+                raise RuntimeError("the daemon ended before this worker has mapped the blocks of a step: restart vLLM")
 
-    def _compare(self, step: Step) -> None:
-        """Refuse a worker that has met another daemon than its scheduler: ids are another pool's blocks there."""
-        if step.cache != self.space.cache:
-            raise RuntimeError("this worker uses another daemon's pool than its scheduler, as on another host: run all workers"
-                               " with one daemon, or use kvd.engines.vllm_copy")
-        self.cache = step.cache
-
-    def _meet(self) -> None:
-        """Meet the next daemon, which the scheduler has met. A daemon that is busy may not answer at once."""
+    def _meet(self, cache: int) -> None:
+        """Meet the daemon that the scheduler has met, of that cache: elsewhere, ids are other blocks. A daemon that is busy may not
+        answer at once, and the connection to one that was killed may look open for a moment."""
         held, start = self.rows.anchor is not None, time.monotonic()
         self.rows.let_go()
-        while not self.space.catch_up():
+        while not self._has_met(cache, held):
             if time.monotonic() - start > PATIENCE_S:
-                raise RuntimeError("this worker has no connection to the daemon that its scheduler uses: restart vLLM")
+                raise RuntimeError("this worker uses another daemon's pool than its scheduler, as on another host, or has no"
+                                   " connection to it: run all workers with one daemon, or use kvd.engines.vllm_copy")
             time.sleep(0.05)
-        if held:
-            self.rows.hold()
+
+    def _has_met(self, cache: int, held: bool) -> bool:
+        try:
+            if self.space.catch_up() and self.space.cache == cache:
+                if held:
+                    self.rows.hold()
+                return True
+        except kvd.Error:               # it ended just now
+            pass
+        return False
 
     def start_load_kv(self, forward_context, **kwargs) -> None:
         pass

@@ -93,6 +93,7 @@ class Ledger:
         self.doubtful: set[str] = set()                 # requests that must be recomputed
         self.epoch = b""                                # changes when vLLM resets its cache, as for new weights
         self.state, self.retry = self.SERVING, 0.0
+        self.lost: int | None = None                    # error that was logged last
         self.tell = 0.0                                 # time of the next log line about a full pool
         self.methods: Methods | None = None
         self.numbers = Numbers()
@@ -113,6 +114,7 @@ class Ledger:
 
     def _take(self, n: int) -> kvd.Error | None:
         """Allocate n blocks, or a batch of more. Returns the error if there are none."""
+        era = self.space.counters().reconnects
         try:
             got = self.space.alloc(self.keep if n < self.keep <= self.space.available() else n)
         except kvd.Error as error:
@@ -121,8 +123,9 @@ class Ledger:
                 return error
             self.lose(error)
             return None
-        if self.space.counters().reconnects != self.era and (self.is_busy() or self.found):
-            self.space.free(got)        # of the next daemon's pool: requests have blocks of the old one
+        now = self.space.counters().reconnects
+        if now != self.era and (now != era or self.is_busy() or self.found):
+            self.space.free(got)        # of the next daemon's pool, or not: requests may have blocks of the old one
             self.lose(kvd.Stale(errno.ESTALE, "requests have blocks of the previous daemon"))
             return None
         if self.state is not self.SERVING:
@@ -511,9 +514,9 @@ class Ledger:
         done = tokens // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
             self._publish_chains(chain, done)
-        for key in [it for it in plan.objects if it[1] <= tokens]:
+        for key in [it for it in plan.objects if it[1] <= tokens and self.state is self.SERVING]:
             blocks = self._take_object(plan, key)
-            if len(blocks) == len(key[0].groups) and not chain.ended and self.state is self.SERVING:
+            if len(blocks) == len(key[0].groups) and not chain.ended:
                 self._publish_object(chain, key, blocks)
         return done >= plan.length and not plan.objects
 
@@ -538,7 +541,7 @@ class Ledger:
         try:
             try:
                 post()
-            except kvd.Refused as error:    # an earlier post of any request was refused; nothing was posted now
+            except (kvd.Refused, kvd.ConnectionLost) as error:      # of earlier posts of any request; nothing was posted now
                 logger.warning("kvd: %s", error)
                 self.numbers.refused += 1
                 post()
@@ -563,8 +566,9 @@ class Ledger:
         """Note that the daemon is gone. AWAY: no daemon runs. STALE: a new one runs, and all blocks of the old one must be
         released."""
         self.retry = time.perf_counter() + RETRY
-        if self.state is self.SERVING:
+        if self.state is self.SERVING or error.errno not in (self.lost, errno.EAGAIN):
             logger.warning("kvd: the daemon is gone; running requests continue unshared, new ones wait (%s)", error)
+            self.lost = error.errno
         if error.errno == errno.ESTALE and self.state is not self.STALE:
             logger.warning("kvd: the daemon was replaced; running requests are recomputed in the new pool")
             self.numbers.restarts += 1
@@ -573,10 +577,18 @@ class Ledger:
             self.state = self.AWAY
 
     def recover(self) -> None:
-        """Look for a daemon. While a request is admitted this would be too early: what was found for it is released."""
+        """Look for a daemon. While a request is admitted this would be too early: what was found for it is released. Blocks
+        that libkvd still has of the old pool do not count as a daemon's."""
         if not self.is_busy():
             self.forget()
-        self.fetch(1)
+        if time.perf_counter() < self.retry:
+            return
+        try:
+            self.space.catch_up(strict=True)
+        except kvd.Error as error:
+            self.lose(error)
+        else:
+            self.fetch(1)
 
     def forget(self) -> None:
         """Release everything that is unused."""

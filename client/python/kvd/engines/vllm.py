@@ -89,7 +89,7 @@ speculation in models with states, and drafts with pipelines; on CPUs, MLA (see 
 layer attends to all tokens, such as pure Mamba; KV caches with a scale for each token and head (int8_per_token_head and its
 siblings), since vLLM's first step resets the scales of all blocks. A reset of vLLM's prefix cache (for new weights, and
 before it sleeps) ends sharing with other processes until this vLLM is restarted. If the daemon is replaced while a
-session of streaming input is open, new requests wait until that session ends. Not run on a GPU.
+session of streaming input is open, it and new requests wait until that session is aborted. Not run on a GPU.
 """
 
 from ._common import missing
