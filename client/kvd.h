@@ -321,9 +321,9 @@ int kvd_catch_up(kvd_space *space);
  *
  * One call loads at most 512 blocks and 15,360 tokens; call again for more when it has ended. Only
  * full blocks can be loaded, so nothing else is stored below the pool. In a bidirectional space the
- * tokens are a whole prefix, which is loaded completely or not at all: from the file, of at most
- * 131,072 tokens and 8,192 blocks; from servers, of 15,360 and 512. -EBUSY: too many fetches of the
- * caller's own domain are queued; -EINVAL: invalid group, or a salt in a bidirectional space.
+ * tokens are a whole prefix, of at most 131,072 tokens and 8,192 blocks, which is loaded completely
+ * or not at all. -EBUSY: too many fetches of the caller's own domain are queued; -EINVAL: invalid
+ * group, or a salt in a bidirectional space.
  */
 int64_t kvd_fetch(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd);

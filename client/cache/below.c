@@ -72,20 +72,12 @@ static bool can_come(const struct kvd_index *ix, const struct lookup_end *e) {
         return e->leaf == KVD_ROOT && e->n_tokens && kvd_fetch_takes(e->n_tokens, bt);
 }
 
-/* A request to servers holds all tokens of a bidirectional prefix. */
-static bool servers_can_have(const struct kvd_index *ix, const struct lookup_end *e) {
-        return ix->kind != KVD_BIDIRECTIONAL ||
-               kvd_fetch_takes_at_once(e->n_tokens, ix->geometry.block_tokens);
-}
-
 uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *e) {
         uint32_t tiers = atomic_load_explicit(&ix->below, memory_order_relaxed), n = 0;
-        bool asks = tiers & KVD_BELOW_UNTOLD ||
-                    (tiers & KVD_BELOW_SERVERS && servers_can_have(ix, e));
 
         if (!can_come(ix, e))
                 return 0;
         if (tiers & KVD_BELOW_FILE)
                 n = (ix->kind == KVD_BIDIRECTIONAL ? whole_in_the_file : in_the_file)(ix, e);
-        return !n && asks ? KVD_BELOW_UNKNOWN : n;
+        return !n && tiers & (KVD_BELOW_UNTOLD | KVD_BELOW_SERVERS) ? KVD_BELOW_UNKNOWN : n;
 }

@@ -19,6 +19,7 @@
 #include "daemon/children/tier_errors.h"
 #include "daemon/process/remote/dialect.h"
 #include "daemon/process/remote/sealed.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/remote_tier.h"
@@ -53,7 +54,8 @@ struct remote_owner {
         uint32_t tokens[KVD_REMOTE_TOKENS];
         int32_t errors[KVD_REMOTE_ITEMS];
         uint64_t checksums[KVD_REMOTE_ITEMS];
-        struct kvd_key names[KVD_REMOTE_FOUND + 1];
+        struct kvd_key names[KVD_REMOTE_ITEMS];
+        struct shared_file chain; /* a struct kvd_remote_chain */
 };
 
 static struct remote_owner *owner_of(const struct child *child) {
@@ -114,9 +116,13 @@ static bool ask_to_move(struct remote_owner *o, const struct store_remote_questi
 
 static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
         struct kvd_msg msg = {.number = KVD_MSG_remote_find};
+        struct kvd_remote_chain *chain = o->chain.at;
+        struct kvd_fds fds = {.n = 0};
 
         if (q->what != STORE_REMOTE_FIND)
                 return ask_to_move(o, q);
+        memcpy(chain->tokens, q->tokens, q->n_tokens * sizeof *q->tokens);
+        child_add_fd(&fds, o->chain.fd);
         msg.remote_find =
                 (struct kvd_msg_remote_find){.tenant = kvd_slice_of(q->tenant),
                                              .content = {&q->content, sizeof q->content},
@@ -128,11 +134,10 @@ static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
                                              .first = q->first,
                                              .whole = space_index(q->space)->kind ==
                                                       KVD_kind_bidirectional,
-                                             .tokens = {q->tokens,
-                                                        q->n_tokens * (uint32_t)sizeof *q->tokens}};
+                                             .n_tokens = q->n_tokens};
         if (q->behind.lo || q->behind.hi)
                 msg.remote_find.behind = (struct kvd_slice){&q->behind, sizeof q->behind};
-        return child_ask_or_end(&o->child, &msg, NULL);
+        return child_ask_or_end(&o->child, &msg, &fds);
 }
 
 static uint32_t send_file(struct kvd_fds *fds, int fd) {
@@ -242,11 +247,11 @@ static void moved(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_
 }
 
 static void found(struct remote_owner *o, const struct kvd_msg_remote_find_reply *m) {
-        uint32_t n = child_array(o->names, sizeof *o->names, ARRAY_SIZE(o->names), m->names);
+        const struct kvd_remote_chain *chain = o->chain.at;
 
         refused(o, m->refused, m->refusal);
-        store_remote_found(o->store, o->names, n);
-        say_errors(o, m->refused && n <= 1);
+        store_remote_found(o->store, chain->names, 1 + m->found);
+        say_errors(o, m->refused && !m->found);
         moved(o, m->servers, m->away, m->why, m->stale);
 }
 
@@ -467,6 +472,10 @@ static int begin(struct remote_owner *o, struct loop *loop, struct kvd_why *why)
                 r = take_password(o, why);
         if (r < 0)
                 return r;
+        r = shared_file_new("kvd-remote", sizeof(struct kvd_remote_chain), SHARED_MAPPED,
+                            &o->chain);
+        if (r < 0)
+                return kvd_refuse(why, r, "no memory for the remote process: %s", strerror(-r));
         r = store_remote_begin(o->store, &tier);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(o->store));
@@ -493,6 +502,7 @@ int remote_owner_new(const struct config *config, struct loop *loop, struct stor
         o->config = config;
         o->child.socket.fd = o->child.process.fd = -1;
         o->files = TLS_NO_FILES;
+        o->chain = SHARED_FILE_NONE;
         r = begin(o, loop, why);
         if (r < 0) {
                 remote_owner_free(o);
@@ -511,6 +521,7 @@ struct remote_owner *remote_owner_free(struct remote_owner *o) {
         explicit_bzero(o->secret, sizeof o->secret);
         explicit_bzero(o->password, sizeof o->password);
         close_files(&o->files);
+        shared_file_close(&o->chain);
         free(o);
         return NULL;
 }

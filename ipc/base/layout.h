@@ -236,16 +236,15 @@ enum kvd_below {
 #define KVD_FETCH_BLOCKS 512u   /* blocks that one kvd_fetch brings, at most */
 #define KVD_FETCH_TOKENS 15360u /* tokens of a chain that fit in a request */
 #define KVD_FETCH_DEPTH 4096u   /* blocks of a chain that one fetch walks */
-/* of a bidirectional prefix in the file, whose tokens several requests bring (servers: one) */
+/* of a bidirectional prefix, whose tokens a client sends with several requests */
 #define KVD_WHOLE_TOKENS 131072u
 #define KVD_WHOLE_BLOCKS 8192u
 
 /*
  * Fetches can bring back the full blocks of a causal chain, one request after the other, and a
  * bidirectional prefix as a whole. Nothing else is written to a tier, looked for in one, or hinted
- * at. kvd_fetch_most is the number of tokens of a causal chain that one request brings;
- * kvd_fetch_takes tells whether a bidirectional prefix of that length can come back, and
- * kvd_fetch_takes_at_once whether it can from servers.
+ * at. kvd_fetch_most is the number of tokens of a causal chain that one request brings, and
+ * kvd_fetch_takes tells whether a bidirectional prefix of that length can come back.
  */
 static inline uint32_t kvd_fetch_most(uint32_t block_tokens) {
         return MIN(KVD_FETCH_TOKENS / block_tokens, KVD_FETCH_DEPTH) * block_tokens;
@@ -253,10 +252,6 @@ static inline uint32_t kvd_fetch_most(uint32_t block_tokens) {
 
 static inline bool kvd_fetch_takes(uint64_t n_tokens, uint32_t block_tokens) {
         return n_tokens <= KVD_WHOLE_TOKENS && DIV_UP(n_tokens, block_tokens) <= KVD_WHOLE_BLOCKS;
-}
-
-static inline bool kvd_fetch_takes_at_once(uint64_t n_tokens, uint32_t block_tokens) {
-        return n_tokens <= KVD_FETCH_TOKENS && DIV_UP(n_tokens, block_tokens) <= KVD_FETCH_BLOCKS;
 }
 
 static inline struct kvd_key kvd_hint_key(uint64_t hint) {

@@ -29,9 +29,20 @@ struct kvd_remote_content {
 
 #define KVD_REMOTE_ITEMS 64u    /* items of one message, each with one descriptor at most */
 #define KVD_REMOTE_TOKENS 8192u /* tokens of one message */
-#define KVD_REMOTE_FOUND 512u   /* blocks that one remote_find looks for */
+#define KVD_REMOTE_FOUND 512u   /* blocks that servers are asked for at once in a remote_find */
 #define KVD_REMOTE_KEY 32u      /* bytes of a secret */
 #define KVD_REMOTE_BYTES (UINT64_C(16) << 20) /* bytes of blocks in one message of several blocks */
 #define KVD_REMOTE_MOST (UINT64_C(128) << 20) /* bytes of a block */
+
+/*
+ * The memory that comes with remote_find, since the tokens and names of a long bidirectional prefix
+ * fit in no message. The daemon writes the tokens before the request, and the process the names
+ * before its reply: that of the block before the first one that was looked for (0: none;
+ * bidirectional: that of the prefix), then those of the blocks found, up to the first one missing.
+ */
+struct kvd_remote_chain {
+        uint32_t tokens[KVD_WHOLE_TOKENS];
+        struct kvd_key names[1 + KVD_WHOLE_BLOCKS];
+};
 
 #endif

@@ -73,8 +73,11 @@ struct below_ops {
         bool (*has)(const struct below *b, const struct space *space, uint32_t id);
         /* 0; -EAGAIN: not with this request, but with the next one; else it is passed over. */
         int (*add_write)(struct below *b, struct space *space, uint32_t id);
-        /* The same for all blocks of the bidirectional prefix that ends with the block. Sets b->path. */
-        int (*add_prefix)(struct below *b, struct space *space, uint32_t last, uint32_t *looks);
+        /*
+         * The same for a bidirectional prefix: b->prefix has its tokens, b->path_at all its blocks.
+         * Reduces b->path to the blocks to write.
+         */
+        int (*add_prefix)(struct below *b, struct space *space);
         bool (*end_write)(struct below *b); /* true: there is a request */
         /* NULL: nothing to do. all: the round wrote all blocks */
         void (*end_round)(struct below *b, struct space *space, bool all);
@@ -99,9 +102,11 @@ struct below { /* first member of a tier's state */
         struct space *space;         /* of the blocks; NULL: it has left */
         kvd_ref blocks[BELOW_ITEMS]; /* that the request reads into or writes, held */
         uint32_t n_blocks;
-        uint32_t reads_in_a_row; /* requests for fetches since writes last had a turn */
-        uint32_t turn;           /* number of the space to sweep next */
-        uint32_t path;           /* blocks to write of the path that the sweep is at */
+        uint32_t reads_in_a_row;            /* requests for fetches since writes last had a turn */
+        uint32_t turn;                      /* number of the space to sweep next */
+        uint32_t path;                      /* blocks to write of the path that the sweep is at */
+        uint32_t path_at[KVD_WHOLE_BLOCKS]; /* scratch: these, the last one first */
+        uint32_t prefix[KVD_WHOLE_TOKENS];  /* scratch: tokens of a bidirectional prefix */
 };
 
 struct below_space {     /* first member of a tier's state of a space */
@@ -130,8 +135,8 @@ bool below_next(struct below *b, bool *later);
 /* ---- sweep.c --------------------------------------------------------------------------------- */
 
 bool sweep_next(struct below *b, bool *later);
-/* The block and those before it that the tier lacks. Returns as add_write does. */
-int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *looks);
+/* Adds the blocks of the path. Returns as add_write does. */
+int sweep_add_path(struct below *b, struct space *space);
 /* Begins a new round. */
 void sweep_again(struct below_space *bs);
 void sweep_go_on(const struct space *space, struct below_space *bs); /* passes over a block */

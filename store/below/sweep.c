@@ -7,6 +7,7 @@
  */
 
 #include <errno.h>
+#include <string.h>
 
 #include "store/below/admit.h"
 #include "store/below/below.h"
@@ -28,23 +29,43 @@ void sweep_go_on(const struct space *space, struct below_space *bs) {
         bs->looked++;
 }
 
-/* A path that is too long, or has a block that cannot be written now, is passed over. */
-int sweep_add_path(struct below *b, struct space *space, uint32_t id, uint32_t *looks) {
-        uint32_t path[PATH], n = 0;
+int sweep_add_path(struct below *b, struct space *space) {
         int r = 0;
 
+        for (uint32_t n = b->path; n && r == 0; n--)
+                r = b->ops->is_full(b) ? -EAGAIN : b->ops->add_write(b, space, b->path_at[n - 1]);
+        return r;
+}
+
+/*
+ * Adds the block and those before it that the tier lacks. A path that is too long, or has a block
+ * that cannot be written now, is passed over.
+ */
+static int add_chain(struct below *b, struct space *space, uint32_t id, uint32_t *looks) {
         for (; id != NONE && !b->ops->has(b, space, id); id = block_of(space, id)->parent) {
-                if (n == PATH || !admit_can_be_written(space, id))
+                if (b->path == PATH || !admit_can_be_written(space, id))
                         return -EPERM;
-                path[n++] = id;
+                b->path_at[b->path++] = id;
                 ++*looks;
         }
-        b->path = n;
-        while (n && r == 0) {
-                r = b->ops->is_full(b) ? -EAGAIN : b->ops->add_write(b, space, path[n - 1]);
-                n--;
+        return sweep_add_path(b, space);
+}
+
+/* Adds the prefix that ends with the block. It is passed over as a chain is. */
+static int add_prefix(struct below *b, struct space *space, uint32_t id, uint32_t *looks) {
+        uint32_t bt = space_block_tokens(space);
+
+        for (; id != NONE; id = block_of(space, id)->parent) {
+                const struct kvd_desc *desc = block_desc(space, id);
+
+                if (b->path == KVD_WHOLE_BLOCKS || !admit_can_be_written(space, id))
+                        return -EPERM;
+                b->path_at[b->path++] = id;
+                ++*looks;
+                memcpy(b->prefix + desc->depth * bt, desc->tokens,
+                       desc->n_tokens * sizeof *desc->tokens);
         }
-        return r;
+        return b->ops->add_prefix(b, space);
 }
 
 /*
@@ -58,7 +79,7 @@ static int add(struct below *b, struct space *space, struct below_space *bs, uin
         int r;
 
         b->path = 0;
-        r = (space_finds_whole(space) ? b->ops->add_prefix : sweep_add_path)(b, space, id, looks);
+        r = (space_finds_whole(space) ? add_prefix : add_chain)(b, space, id, looks);
         is_stuck = r == -EAGAIN && bs->path && b->path >= bs->path;
         if (b->ops->evicts && (is_stuck || (r == -ENOSPC && !bs->all)))
                 admit_give_up(space, id);

@@ -75,8 +75,6 @@ struct file { /* the file tier of a store */
 
         struct space *owners[FILE_NAMESPACES];     /* by number of the namespace; NULL: deleted */
         struct below_name names[KVD_WHOLE_BLOCKS]; /* scratch: of the fetch that begins */
-        uint32_t prefix[KVD_WHOLE_TOKENS];         /* scratch: tokens of a bidirectional prefix */
-        uint32_t path[KVD_WHOLE_BLOCKS];           /* scratch: its blocks, the last one first */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
         uint32_t sweep;    /* next place to look at for dead records */
@@ -183,7 +181,7 @@ void file_note_name(struct below *b, struct space *space, uint32_t id, struct be
 int file_begin_write(struct below *b, struct space *space);
 void file_passes(struct below *b, struct space *space, uint32_t id);
 int file_add_write(struct below *b, struct space *space, uint32_t id);
-int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks);
+int file_add_prefix(struct below *b, struct space *space);
 bool file_end_write(struct below *b);
 void file_end_round(struct below *b, struct space *space, bool all);
 void file_written(struct file *file, const int32_t *errors, uint32_t n);

@@ -142,39 +142,15 @@ int file_add_write(struct below *b, struct space *space, uint32_t id) {
 
 /* ---- bidirectional prefixes ------------------------------------------------------------------ */
 
-struct path {            /* of a prefix */
-        uint32_t n, *at; /* its blocks, the last one first: file->path */
-        uint64_t root;   /* of its records */
-};
-
-/* Also collects its tokens, in file->prefix. False: some block cannot be written (yet). */
-static bool take_prefix(struct file *file, struct space *space, uint32_t last, uint32_t *looks,
-                        struct path *ret) {
-        uint32_t bt = space_block_tokens(space);
-
-        *ret = (struct path){.at = file->path};
-        for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
-                const struct kvd_desc *desc = block_desc(space, id);
-
-                if (ret->n == KVD_WHOLE_BLOCKS || !admit_can_be_written(space, id))
-                        return false;
-                ret->at[ret->n++] = id;
-                ++*looks;
-                memcpy(file->prefix + desc->depth * bt, desc->tokens,
-                       desc->n_tokens * sizeof *desc->tokens);
-        }
-        ret->root = file_root(space, block_desc(space, last)->root, file->prefix);
-        return true;
-}
-
 /* Place of the prefix's last record if the file has all of them, or CATALOG_NOWHERE. */
-static uint32_t find_prefix(struct file *file, struct space *space, const struct path *p) {
+static uint32_t find_prefix(struct file *file, struct space *space, uint64_t root) {
         uint32_t place = CATALOG_NOWHERE, bt = space_block_tokens(space);
+        const struct below *b = &file->below;
 
-        for (uint32_t i = 0; i < p->n; i++) {
-                struct kvd_label label = label_of(file, space, p->at[p->n - 1 - i], p->root);
+        for (uint32_t i = 0; i < b->path; i++) {
+                struct kvd_label label = label_of(file, space, b->path_at[b->path - 1 - i], root);
 
-                place = file_record_behind(file, &label, place, file->prefix + i * bt);
+                place = file_record_behind(file, &label, place, b->prefix + i * bt);
                 if (place == CATALOG_NOWHERE)
                         break;
         }
@@ -182,12 +158,13 @@ static uint32_t find_prefix(struct file *file, struct space *space, const struct
 }
 
 /* Removes the first blocks as long as each has a record that follows the one before it. */
-static void pass_written(const struct file *file, const struct space *space, struct path *p) {
+static void pass_written(struct file *file, const struct space *space) {
         const struct catalog_entry *entries = file->catalog.entries;
+        struct below *b = &file->below;
         uint64_t before = 0;
 
-        for (; p->n; p->n--) {
-                uint32_t place = file_record_of(file, space, p->at[p->n - 1]);
+        for (; b->path; b->path--) {
+                uint32_t place = file_record_of(file, space, b->path_at[b->path - 1]);
 
                 if (place == CATALOG_NOWHERE || entries[place].parent != before)
                         break;
@@ -201,27 +178,21 @@ static void pass_written(const struct file *file, const struct space *space, str
  * seems to have the whole prefix, by its hashes, it is not written again, but no new record is added
  * after those that only the hashes found. So prefixes with equal hashes cost each other a miss.
  */
-int file_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks) {
+int file_add_prefix(struct below *b, struct space *space) {
+        uint32_t last = b->path_at[0], all = b->path, there = CATALOG_NOWHERE;
+        uint64_t root = file_root(space, block_desc(space, last)->root, b->prefix);
         struct file *file = file_of(b);
-        uint32_t n, there = CATALOG_NOWHERE;
-        struct path p;
         int r = 0;
 
-        if (!take_prefix(file, space, last, looks, &p))
-                return -EPERM;
-        n = p.n;
-        pass_written(file, space, &p);
-        b->path = p.n;
-        if (p.n == n)
-                there = find_prefix(file, space, &p);
+        pass_written(file, space);
+        if (b->path == all)
+                there = find_prefix(file, space, root);
         if (there != CATALOG_NOWHERE) {
                 note(file, space, last, there);
                 return 0;
         }
-        while (p.n && r == 0) {
-                r = add(file, space, p.at[p.n - 1], p.root);
-                p.n -= r == 0;
-        }
+        for (uint32_t n = b->path; n && r == 0; n--)
+                r = add(file, space, b->path_at[n - 1], root);
         return r;
 }
 

@@ -26,8 +26,7 @@ struct remote { /* of a store */
         uint64_t push_at_ns;    /* no writes before this time, if push_pause_ns is not 0 */
         uint64_t push_pause_ns; /* current back-off; 0: the last write succeeded */
         kvd_ref looking;        /* FIND: last block of the prefix to write; 0: for a fetch */
-        uint32_t prefix[KVD_FETCH_TOKENS]; /* tokens of that prefix */
-        uint64_t epoch;                    /* counts servers' returns: they may have lost blocks */
+        uint64_t epoch;         /* counts servers' returns: they may have lost blocks */
         struct store_remote_info info;
         char refusal[128];                /* store_remote_refused */
         int32_t errors[KVD_REMOTE_ITEMS]; /* of the carry's items */
@@ -76,7 +75,7 @@ void remote_note(const struct remote *remote, struct space *space, uint32_t id,
 int remote_begin_write(struct below *b, struct space *space);
 bool remote_has(const struct below *b, const struct space *space, uint32_t id);
 int remote_add_write(struct below *b, struct space *space, uint32_t id);
-int remote_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks);
+int remote_add_prefix(struct below *b, struct space *space);
 bool remote_end_write(struct below *b);
 void remote_prefix_found(struct remote *remote, const struct kvd_key *names, uint32_t n);
 void remote_written(struct remote *remote, const struct kvd_key *names, const int32_t *errors,

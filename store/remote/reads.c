@@ -53,18 +53,20 @@ bool remote_find(struct below *b, struct space *space, const struct fetch_reques
         struct remote *remote = remote_for(space);
         struct kvd_key behind;
 
-        if (!remote || (space_finds_whole(space) && !kvd_fetch_takes_at_once(q->n_tokens, bt)))
-                return false;
-        before = unnamed(remote, space, q, &behind);
+        before = remote ? unnamed(remote, space, q, &behind) : NONE;
         if (before == NONE)
                 return false;
-        *ret = (struct below_found){.n = KVD_REMOTE_FOUND,
-                                    .first = before + at->depth - bring_before(space, q),
+        *ret = (struct below_found){.first = before + at->depth - bring_before(space, q),
                                     .n_tokens = q->n_tokens,
                                     .before = name_of(behind)};
         if (!space_finds_whole(space))
                 ret->n_tokens = MIN(before * bt + q->n_tokens, kvd_fetch_most(bt)) / bt * bt;
-        return ret->n_tokens > ret->first * bt;
+        if (ret->n_tokens <= ret->first * bt)
+                return false;
+        ret->n = DIV_UP(ret->n_tokens, bt) - ret->first;
+        if (!space_finds_whole(space))
+                ret->n = MIN(ret->n, KVD_FETCH_BLOCKS);
+        return true;
 }
 
 void remote_ask_names(struct below *b, struct fetch *f) {
@@ -86,8 +88,7 @@ void remote_named(struct remote *remote, const struct kvd_key *names, uint32_t n
 
         if (!f)
                 return;
-        wanted = DIV_UP(f->n_tokens, space_full_tokens(f->space, f->chain.group)) - f->first;
-        wanted = MIN(wanted, KVD_REMOTE_FOUND);
+        wanted = f->n;
         f->n = MIN(n ? n - 1 : 0, wanted);
         remote->info.misses += f->n < wanted;
         if (f->n < wanted && space_finds_whole(f->space))

@@ -71,53 +71,30 @@ int remote_add_write(struct below *b, struct space *space, uint32_t id) {
 static void look_for(struct remote *remote, struct space *space, uint32_t last) {
         const struct kvd_desc *desc = block_desc(space, last);
         struct store_remote_question *q = &remote->question;
-        uint32_t bt = space_block_tokens(space);
 
         q->what = STORE_REMOTE_FIND;
         q->group = desc->group;
         q->root = desc->root;
         q->first = 0;
-        q->tokens = remote->prefix;
+        q->tokens = remote->below.prefix;
         q->n_tokens = (uint32_t)desc->root;
         remote->looking = block_ref(space, last);
-        for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
-                desc = block_desc(space, id);
-                memcpy(remote->prefix + desc->depth * bt, desc->tokens,
-                       desc->n_tokens * sizeof *desc->tokens);
-        }
 }
 
-/*
- * Must the servers be asked first? Not if some of the prefix is, or will be, on them, or its name is
- * known. 1: yes; 0: no; -EPERM: some block cannot be written (yet).
- */
-static int must_look(const struct remote *remote, const struct space *space, uint32_t last) {
-        const struct kvd_desc *desc = block_desc(space, last);
-        uint32_t first = NONE;
-
-        if (!kvd_fetch_takes_at_once(desc->root, space_full_tokens(space, desc->group)))
-                return -EPERM;
-        for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
-                if (remote_has(&remote->below, space, id))
-                        return 0;
-                if (!admit_can_be_written(space, id))
-                        return -EPERM;
-                first = id;
-        }
-        return remote_space_of(space)->first != block_ref(space, first);
-}
-
-int remote_add_prefix(struct below *b, struct space *space, uint32_t last, uint32_t *looks) {
+/* The servers are asked first, unless the first block is, or will be, on them, or its name is known. */
+int remote_add_prefix(struct below *b, struct space *space) {
+        kvd_ref first = block_ref(space, b->path_at[b->path - 1]);
         struct remote *remote = remote_of(b);
-        int r = must_look(remote, space, last);
 
-        if (r == 0)
-                return sweep_add_path(b, space, last, looks);
-        if (r > 0 && remote->question.n)
-                return -EAGAIN;
-        if (r > 0)
-                look_for(remote, space, last);
-        return MIN(r, 0);
+        if (!remote_has(b, space, kvd_ref_id(first)) && remote_space_of(space)->first != first) {
+                if (remote->question.n)
+                        return -EAGAIN;
+                look_for(remote, space, b->path_at[0]);
+                return 0;
+        }
+        while (b->path && remote_has(b, space, b->path_at[b->path - 1]))
+                b->path--;
+        return sweep_add_path(b, space);
 }
 
 /* names: of the prefix, then of its blocks on the servers. The missing blocks are written next. */
@@ -173,6 +150,10 @@ static void pause_after(struct remote *remote, uint32_t written, uint32_t n) {
         remote->push_at_ns = sys_now_ns() + remote->push_pause_ns;
 }
 
+/*
+ * What follows a block that is not on the servers counts as not written in a bidirectional space,
+ * where only the last block of a prefix, if it is missing, makes the sweep write those before it.
+ */
 void remote_written(struct remote *remote, const struct kvd_key *names, const int32_t *errors,
                     uint32_t n) {
         struct store_remote_question *q = &remote->question;
@@ -185,7 +166,7 @@ void remote_written(struct remote *remote, const struct kvd_key *names, const in
                 all += !error;
                 if (error)
                         remote_failed(remote, error);
-                if (error || !q->space)
+                if (error || !q->space || (all <= i && space_finds_whole(q->space)))
                         continue;
                 remote_note(remote, q->space, kvd_ref_id(q->items[i].block), names[i]);
                 remote->info.written_bytes += space_block_bytes(q->space);

@@ -195,7 +195,8 @@ int verb_evict(struct kvctl *kvctl, struct answer *answer) {
                 answer_say(
                         answer,
                         "Not written to the file, because fetches cannot bring them back: %llu "
-                        "blocks. Only full blocks return, and bidirectional prefixes of at most %u tokens.",
-                        (unsigned long long)no_return, KVD_FETCH_TOKENS);
+                        "blocks. Only full blocks return, and bidirectional prefixes of at most %u tokens "
+                        "and %u blocks.",
+                        (unsigned long long)no_return, KVD_WHOLE_TOKENS, KVD_WHOLE_BLOCKS);
         return r;
 }

@@ -19,8 +19,6 @@
 #include "ipc/base/mapped.h"
 #include "ipc/base/util.h"
 
-#define MOST_TOKENS (KVD_MOST_remote_find_tokens / (uint32_t)sizeof(uint32_t))
-
 struct remote_process {
         const struct dialect *dialect; /* of the servers; NULL: before remote_open */
         bool stale;                    /* as in struct dialect_state */
@@ -31,11 +29,11 @@ struct remote_process {
 
         uint32_t n;                                     /* items of the request */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS]; /* aligned copies from the request */
-        uint32_t tokens[MOST_TOKENS];
+        uint32_t tokens[KVD_REMOTE_TOKENS];
         const uint32_t *tokens_of[KVD_REMOTE_ITEMS];
         void *blocks[KVD_REMOTE_ITEMS];
         struct mapped mappings[KVD_REMOTE_ITEMS];
-        struct kvd_key names[KVD_REMOTE_FOUND + 1];
+        struct kvd_key names[KVD_REMOTE_ITEMS];
         int32_t errors[KVD_REMOTE_FOUND];
         bool wants_checksums;
         uint64_t checksums[KVD_REMOTE_ITEMS]; /* of the blocks read */
@@ -212,25 +210,22 @@ static int answer_remote_put(const struct kvd_msg_remote_put *m, const struct kv
 /* ---- find ------------------------------------------------------------------------------------ */
 
 /*
- * names[0] becomes the name of the block before number m->first of the tokens, of the prefix, or 0.
- * The names of block m->first and of those after it follow. Returns the number of the latter.
+ * Names up to KVD_REMOTE_FOUND blocks, behind the first n that were looked for: those before number
+ * m->first are not. Returns the number of blocks named.
  */
-static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_tokens) {
+static uint32_t name_some(const struct kvd_msg_remote_find *m, struct kvd_remote_chain *c,
+                          uint32_t n) {
+        uint32_t bt = m->block_tokens, end = m->whole ? m->n_tokens : m->n_tokens / bt * bt;
+        uint32_t most = MIN(n + KVD_REMOTE_FOUND, KVD_WHOLE_BLOCKS), begin = n;
         struct kvd_remote_item item = {.root = m->root, .group = m->group};
-        uint32_t bt = m->block_tokens, end = m->whole ? n_tokens : n_tokens / bt * bt, n = 0;
 
-        process.names[0] = (struct kvd_key){0};
-        if (m->behind.size == sizeof process.names[0])
-                memcpy(process.names, m->behind.data, sizeof process.names[0]);
-        if (m->whole)
-                process.names[0] = sealed_prefix(&process.keys, process.tokens, n_tokens);
-        for (uint32_t at = 0; at < end && n < KVD_REMOTE_FOUND; at += bt) {
-                item.parent = process.names[n];
-                item.n_tokens = MIN(bt, end - at);
+        for (uint64_t at = n ? (m->first + (uint64_t)n) * bt : 0; at < end && n < most; at += bt) {
+                item.parent = c->names[n];
+                item.n_tokens = MIN(bt, end - (uint32_t)at);
                 n += at / bt >= m->first;
-                process.names[n] = sealed_name(&process.keys, &item, process.tokens + at);
+                c->names[n] = sealed_name(&process.keys, &item, c->tokens + at);
         }
-        return n;
+        return n - begin;
 }
 
 /* Counts blocks that are neither found nor missing, although their server answers. */
@@ -243,22 +238,38 @@ static uint32_t count_refused(uint32_t n) {
         return refused;
 }
 
-static int answer_remote_find(const struct kvd_msg_remote_find *m,
+/* Finds all blocks of a bidirectional prefix, and KVD_REMOTE_FOUND of another chain. */
+static void find(const struct kvd_msg_remote_find *m, struct kvd_remote_chain *c,
+                 struct kvd_msg_remote_find_reply *reply) {
+        uint32_t n, i;
+
+        c->names[0] = (struct kvd_key){0};
+        if (m->behind.size == sizeof c->names[0])
+                memcpy(c->names, m->behind.data, sizeof c->names[0]);
+        if (m->whole)
+                c->names[0] = sealed_prefix(&process.keys, c->tokens, m->n_tokens);
+        do {
+                n = name_some(m, c, reply->found);
+                look_for(c->names + 1 + reply->found, n);
+                reply->refused += count_refused(n);
+                for (i = 0; i < n && process.errors[i] == 0; i++)
+                        reply->found++;
+        } while (m->whole && i == KVD_REMOTE_FOUND);
+}
+
+static int answer_remote_find(const struct kvd_msg_remote_find *m, const struct kvd_fds *fds,
                               struct kvd_msg_remote_find_reply *reply) {
         int r = begin(m->tenant, m->content);
-        uint32_t n, found = 0;
+        struct kvd_remote_chain *chain;
+        struct mapped mapped;
 
-        if (r == 0)
-                r = take_tokens(m->tokens);
-        if (r < 0 || !m->block_tokens || m->block_tokens > KVD_MAX_BLOCK_TOKENS)
-                return r < 0 ? r : -EPROTO;
-        n = name_chain(m, (uint32_t)r);
-        look_for(process.names + 1, n);
-        reply->refused = count_refused(n);
-        while (found < n && process.errors[found] == 0)
-                found++;
-        reply->names = (struct kvd_slice){process.names,
-                                          (found + 1) * (uint32_t)sizeof *process.names};
+        if (r < 0 || !fds->n || !m->block_tokens || m->block_tokens > KVD_MAX_BLOCK_TOKENS)
+                return -EPROTO;
+        chain = mapped_begin(fds->fd[0], 0, sizeof *chain, &mapped);
+        if (!chain)
+                return -EFAULT;
+        find(m, chain, reply);
+        mapped_end(&mapped, 1);
         return 0;
 }
 
@@ -338,7 +349,7 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
                 opened->why = state_of_servers(&opened->servers, &opened->away, &none);
                 return r;
         case KVD_MSG_remote_find:
-                r = answer_remote_find(&q->remote_find, found);
+                r = answer_remote_find(&q->remote_find, fds, found);
                 found->why = state_of_servers(&found->servers, &found->away, &found->refusal);
                 found->stale = process.stale;
                 return r;

@@ -9,9 +9,12 @@
 #include "client/kvd.h"
 
 #define DEEP_TOKENS 131072u
-#define DEEP_BLOCK_TOKENS 64u
-#define DEEP_BLOCK_BYTES 4096u
-#define DEEP_BLOCKS (DEEP_TOKENS / DEEP_BLOCK_TOKENS)
+#define DEEP_BYTES 8388608u
+#define DEEP_BLOCKS (DEEP_TOKENS / deep_block_tokens)
+#define DEEP_BLOCK_BYTES (DEEP_BYTES / DEEP_BLOCKS)
+
+extern uint32_t
+        deep_block_tokens; /* 64, or 16: as many blocks as a bidirectional prefix may have */
 
 const uint32_t *deep_tokens(void);                   /* DEEP_TOKENS of them */
 kvd_space *deep_space(kvd *handle, uint32_t kind);   /* kind: enum kvd_kind; 0: causal */

@@ -193,7 +193,7 @@ static kvd_space *write_deep(uint32_t of) {
         deep = deep_space(handle, of);
         deep_seal(deep, DEEP_BLOCKS);
         WAIT_UNTIL(tier().records == DEEP_BLOCKS);
-        WAIT_UNTIL(tier().written_bytes >= DEEP_BLOCKS * (uint64_t)DEEP_BLOCK_BYTES);
+        WAIT_UNTIL(tier().written_bytes >= DEEP_BYTES);
         while (peer_ok(watcher, MSG(evict, .space = kvd_slice_of("deep"))).evict_reply.more)
                 ;
         ck_assert_uint_eq(deep_resident(deep, &below), 0);

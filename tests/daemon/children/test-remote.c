@@ -16,6 +16,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/children/deep.h"
+#include "tests/daemon/children/fetched.h"
 #include "tests/daemon/children/objects.h"
 #include "tests/daemon/children/remote_tier.h"
 #include "tests/lib/oracle.h"
@@ -325,7 +326,7 @@ START_TEST(a_chain_of_any_length_comes) {
         uint32_t found, before = 0, below;
 
         deep_seal(deep, DEEP_BLOCKS);
-        WAIT_UNTIL(tier(&machines[0]).written_bytes >= DEEP_BLOCKS * (uint64_t)DEEP_BLOCK_BYTES);
+        WAIT_UNTIL(tier(&machines[0]).written_bytes >= DEEP_BYTES);
         kvd_space_close(deep);
         for (uint32_t i = 0; i < 2; i++) {
                 deep = deep_space(machines[1].handle, 0);
@@ -344,6 +345,62 @@ START_TEST(a_chain_of_any_length_comes) {
         ck_assert(!deep_fetch(deep));
         ck_assert_uint_eq(tier(&machines[1]).wrong, 0);
         kvd_space_close(deep);
+}
+END_TEST
+
+/* All of the prefix comes to that machine, where none of it is. */
+static void expect_deep(struct machine *m) {
+        kvd_space *deep = deep_space(m->handle, KVD_BIDIRECTIONAL);
+        uint32_t below;
+
+        ck_assert_uint_eq(deep_resident(deep, &below), 0);
+        ck_assert_uint_eq(below, KVD_BELOW_UNKNOWN);
+        ck_assert(deep_fetch(deep));
+        ck_assert_uint_eq(deep_resident(deep, &below), DEEP_TOKENS);
+        ck_assert(!deep_fetch(deep));
+        ck_assert_uint_eq(tier(m).hits, DEEP_BLOCKS);
+        ck_assert_uint_eq(tier(m).misses, 0);
+        kvd_space_close(deep);
+}
+
+/* Nothing comes of a prefix that differs in the token at `at`, or has only the first n. */
+static void expect_no_other(struct machine *m, uint32_t at, uint32_t n) {
+        kvd_space *deep = deep_space(m->handle, KVD_BIDIRECTIONAL);
+        static uint32_t other[DEEP_TOKENS];
+        struct kvd_pin pin = {0};
+        uint32_t id;
+        int fd;
+
+        memcpy(other, deep_tokens(), sizeof other);
+        other[at]++;
+        ck_assert(fetch_ended(kvd_fetch(deep, 0, 0, other, n, &fd), fd));
+        ck_assert_int_eq(kvd_lookup(deep, 0, other, n, &id, 1, &pin), 0);
+        ck_assert_uint_eq(tier(m).hits, 0);
+        kvd_space_close(deep);
+}
+
+/*
+ * One of more than 15,360 tokens or 512 blocks was never written. The other machine's daemon dies
+ * before it fetches, and the writer's before it fetches what it wrote.
+ */
+START_TEST(a_prefix_of_any_length_comes) {
+        static const uint32_t others[] = {0, 15360, 70000, DEEP_TOKENS - 1};
+        kvd_space *deep;
+
+        deep_block_tokens = _i ? 16 : 64;
+        deep = deep_space(machines[0].handle, KVD_BIDIRECTIONAL);
+        deep_seal(deep, DEEP_BLOCKS);
+        WAIT_UNTIL(tier(&machines[0]).written_bytes >= DEEP_BYTES);
+        kvd_space_close(deep);
+        for (uint32_t i = 0; i < ARRAY_SIZE(others); i++)
+                expect_no_other(&machines[1], others[i], DEEP_TOKENS);
+        expect_no_other(&machines[1], DEEP_TOKENS - 1, DEEP_TOKENS - 1);
+        for (uint32_t i = 0; i < 2; i++) {
+                kill_machine(&machines[i]);
+                expect_deep(&machines[i]);
+        }
+        ck_assert_uint_eq(servers_puts(), DEEP_BLOCKS);
+        ck_assert_uint_eq(tier(&machines[1]).wrong, 0);
 }
 END_TEST
 
@@ -548,7 +605,7 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
            FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
       CASE("deep"), FIXTURE(start_with_room, stop_all), TESTS(a_chain_of_any_length_comes),
-      CASE("whole"), FIXTURE(start_whole, stop_all),
+      LOOPS(2, a_prefix_of_any_length_comes), CASE("whole"), FIXTURE(start_whole, stop_all),
       TESTS(prefixes_are_shared_whole, a_prefix_without_its_end_comes_back_whole),
       WHEN(!instance_on_gpu(), /* a GPU changes only the way of blocks, not keys */
            CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
