@@ -161,6 +161,12 @@ static bool ask_to_open(struct remote_owner *o) {
         return child_ask_or_end(&o->child, &msg, &fds);
 }
 
+/* Looks after ns, or before. */
+static void look_by(struct remote_owner *o, uint64_t ns) {
+        if (!loop_timer_is_set(&o->child.look) || o->child.look.at_ns > sys_now_ns() + ns)
+                child_look_after(&o->child, ns);
+}
+
 /* A poll of the servers that is due comes first. */
 static bool next(struct child *child) {
         struct remote_owner *o = owner_of(child);
@@ -174,7 +180,7 @@ static bool next(struct child *child) {
         q = store_remote_next(o->store, &later);
         if (q)
                 return ask(o, q);
-        child_look_after(child, later ? MIN(LATER_NS, o->open_at_ns - now) : o->open_at_ns - now);
+        look_by(o, later ? MIN(LATER_NS, o->open_at_ns - now) : o->open_at_ns - now);
         return false;
 }
 
@@ -344,13 +350,7 @@ static const struct child_ops ops = {
 };
 
 static void wants(void *data, bool soon) {
-        struct remote_owner *o = data;
-
-        if (soon)
-                child_look_after(&o->child, 0);
-        else if (!loop_timer_is_set(&o->child.look) ||
-                 o->child.look.at_ns > sys_now_ns() + LATER_NS)
-                child_look_after(&o->child, LATER_NS);
+        look_by(data, soon ? 0 : LATER_NS);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

@@ -10,7 +10,8 @@
 
 #include "store/cache/inside.h"
 
-#define AT_ONCE 64u /* fetches that one call looks at */
+#define AT_ONCE 64u /* fetches that one call looks at, */
+#define WALK 128u   /* each of which counts once more for so many blocks */
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -49,21 +50,24 @@ static bool ask(struct below *b, struct fetch *f, uint32_t *reads) {
 }
 
 bool bring_next(struct below *b, bool *later) {
-        uint32_t reads = KVD_PIN_READS;
-        struct fetch *f;
+        uint32_t reads = KVD_PIN_READS, looks = 0;
 
-        for (uint32_t i = 0; i < AT_ONCE && reads; i++) {
-                f = kvd_list_first(&b->fetches, struct fetch, waiting);
+        while (looks < AT_ONCE && reads) {
+                struct fetch *f = kvd_list_first(&b->fetches, struct fetch, waiting);
+
                 if (!f)
                         return false;
                 if (f->found && !b->ops->may_begin(b, f->space))
                         break;
+                looks += 1 + f->n / WALK;
                 if (!fetch_is_needless(f) && ask(b, f, &reads))
                         return true;
                 if (reads)
                         fetch_end(f);
         }
-        *later = true; /* also if the search for room has not ended */
+        if (reads && looks >= AT_ONCE)
+                below_want(b, true); /* there may be others */
+        *later = true;               /* also if the search for room has not ended */
         return false;
 }
 

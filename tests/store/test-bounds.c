@@ -17,11 +17,15 @@
 
 #include "client/kvd.h"
 #include "client/kvd_methods.h"
+#include "ipc/base/enums.h"
 #include "ipc/base/job.h"
+#include "ipc/base/key.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "store/below/below.h"
 #include "store/below/place.h"
 #include "store/cache/cache.h"
+#include "store/remote_tier.h"
 #include "store/sequence/sequence.h"
 #include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
@@ -327,6 +331,90 @@ static void deep_chain_makes_room(void) {
 
 START_TEST(a_segment_of_a_deep_chain_is_emptied_in_pieces) {
         within_budget("a chain of a million makes room", deep_chain_makes_room);
+}
+END_TEST
+
+/* ---- servers --------------------------------------------------------------------------------- */
+
+static uint32_t prefix[KVD_WHOLE_TOKENS];
+
+static struct space *whole_space(void) {
+        struct space_spec spec = {.name = "w",
+                                  .geometry = {.block_bytes = TINY,
+                                               .block_tokens = KVD_WHOLE_TOKENS / KVD_WHOLE_BLOCKS,
+                                               .layout = "l"},
+                                  .options = {.kind = KVD_kind_bidirectional}};
+        struct space *space;
+        bool created;
+
+        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
+                      store_why(store));
+        return space;
+}
+
+static void seal_prefix(struct attachment *a) {
+        static kvd_ref blocks[KVD_WHOLE_BLOCKS];
+        struct seal_request q = {.n_blocks = KVD_WHOLE_BLOCKS,
+                                 .blocks = blocks,
+                                 .n_tokens = KVD_WHOLE_TOKENS,
+                                 .tokens = prefix,
+                                 .root = KVD_WHOLE_TOKENS};
+
+        for (uint32_t i = 0; i < KVD_WHOLE_TOKENS; i++)
+                prefix[i] = i;
+        for (uint32_t n = 0; n < KVD_WHOLE_BLOCKS;)
+                n += (uint32_t)space_allocate(a, KVD_WHOLE_BLOCKS - n, blocks + n);
+        q.prefix_key = kvd_key_prefix(space_index(a->space), prefix, KVD_WHOLE_TOKENS);
+        ck_assert_msg(space_seal(a, &q, blocks) == 0, "%s", store_why(store));
+}
+
+/* Returns the number of blocks moved. */
+static uint32_t serve_servers(bool have) {
+        static struct kvd_key names[1 + KVD_WHOLE_BLOCKS];
+        static int32_t errors[KVD_REMOTE_ITEMS];
+        const struct store_remote_question *q = NULL;
+        uint32_t moved = 0;
+        bool later = true;
+
+        for (uint32_t i = 0; i < KVD_WHOLE_BLOCKS && (q || later); i++) {
+                store_idle(store);
+                PIECE(q = store_remote_next(store, &later));
+                if (q && q->what == STORE_REMOTE_FIND)
+                        PIECE(store_remote_found(store, names, have ? 1 + KVD_WHOLE_BLOCKS : 1));
+                else if (q && q->what == STORE_REMOTE_PUT)
+                        PIECE(moved += q->n, store_remote_put(store, names, errors, q->n));
+                else if (q)
+                        PIECE(moved += q->n, store_remote_got(store, errors, NULL, q->n));
+        }
+        return moved;
+}
+
+/* Many clients wait for the same prefix, and all but one find it resident then. */
+static void a_prefix_goes_and_comes(void) {
+        struct fetch_request q = {.tokens = prefix, .n_tokens = KVD_WHOLE_TOKENS};
+        struct attachment *a;
+        bool more = true;
+        int fd;
+
+        open_store(POOL, POOL);
+        ck_assert_int_eq(store_remote_begin(store, &(struct store_remote_config){0}), 0);
+        a = attach(whole_space());
+        store_remote_servers(store, 1, 0, "");
+        seal_prefix(a);
+        ck_assert_uint_eq(serve_servers(false), KVD_WHOLE_BLOCKS);
+        while (more)
+                space_evict(a->space, MANY, KVD_ROOT, &more);
+        for (uint32_t i = 0; i < 100; i++) {
+                PIECE(space_fetch(a, &q, &fd));
+                close(fd);
+        }
+        ck_assert_uint_eq(serve_servers(true), KVD_WHOLE_BLOCKS);
+        ck_assert_int_eq(store->below->queue, 0);
+        close_store();
+}
+
+START_TEST(a_long_prefix_goes_to_servers_and_comes_in_pieces) {
+        within_budget("a prefix of 8,192 blocks goes and comes", a_prefix_goes_and_comes);
 }
 END_TEST
 
@@ -660,5 +748,5 @@ SUITE("bounds",
             a_long_sequence_is_asked_about_in_pieces, offers_are_withdrawn_in_pieces,
             marks_of_blocks_that_are_gone_are_passed_in_pieces,
             large_descriptors_are_written_in_pieces, data_that_never_comes_is_given_up_in_pieces,
-            a_crowd_leaves, memory_of_copies_is_given_back_in_pieces,
-            room_is_looked_for_in_4096_spaces))
+            a_long_prefix_goes_to_servers_and_comes_in_pieces, a_crowd_leaves,
+            memory_of_copies_is_given_back_in_pieces, room_is_looked_for_in_4096_spaces))
