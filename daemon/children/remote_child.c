@@ -114,13 +114,11 @@ static bool ask_to_move(struct remote_owner *o, const struct store_remote_questi
         return child_ask_or_end(&o->child, &msg, &fds);
 }
 
-static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
+static bool ask_to_find(struct remote_owner *o, const struct store_remote_question *q) {
         struct kvd_msg msg = {.number = KVD_MSG_remote_find};
         struct kvd_remote_chain *chain = o->chain.at;
         struct kvd_fds fds = {.n = 0};
 
-        if (q->what != STORE_REMOTE_FIND)
-                return ask_to_move(o, q);
         memcpy(chain->tokens, q->tokens, q->n_tokens * sizeof *q->tokens);
         child_add_fd(&fds, o->chain.fd);
         msg.remote_find =
@@ -179,7 +177,7 @@ static bool next(struct child *child) {
                 return ask_to_open(o);
         q = store_remote_next(o->store, &later);
         if (q)
-                return ask(o, q);
+                return (q->what == STORE_REMOTE_FIND ? ask_to_find : ask_to_move)(o, q);
         look_by(o, later ? MIN(LATER_NS, o->open_at_ns - now) : o->open_at_ns - now);
         return false;
 }

@@ -151,9 +151,15 @@ static void pause_after(struct remote *remote, uint32_t written, uint32_t n) {
 }
 
 /*
- * What follows a block that is not on the servers counts as not written in a bidirectional space,
- * where only the last block of a prefix, if it is missing, makes the sweep write those before it.
+ * A block of a bidirectional prefix counts as not written behind one that is missing: its last
+ * block, by which the sweep picks it, must not be known before the others.
  */
+static bool counts(const struct remote *remote, const struct space *space, uint32_t id) {
+        uint32_t parent = block_of(space, id)->parent;
+
+        return !space_finds_whole(space) || parent == NONE || remote_name_of(remote, space, parent);
+}
+
 void remote_written(struct remote *remote, const struct kvd_key *names, const int32_t *errors,
                     uint32_t n) {
         struct store_remote_question *q = &remote->question;
@@ -162,13 +168,14 @@ void remote_written(struct remote *remote, const struct kvd_key *names, const in
         below_let_go(&remote->below);
         for (uint32_t i = 0; i < q->n; i++) {
                 int error = i < n ? errors[i] : -ECANCELED;
+                uint32_t id = kvd_ref_id(q->items[i].block);
 
                 all += !error;
                 if (error)
                         remote_failed(remote, error);
-                if (error || !q->space || (all <= i && space_finds_whole(q->space)))
+                if (error || !q->space || !counts(remote, q->space, id))
                         continue;
-                remote_note(remote, q->space, kvd_ref_id(q->items[i].block), names[i]);
+                remote_note(remote, q->space, id, names[i]);
                 remote->info.written_bytes += space_block_bytes(q->space);
         }
         pause_after(remote, all, q->n);
