@@ -43,6 +43,7 @@ class Engine:
     def __init__(self, kv: str | None = None, *, timeout: float = 600, extra: dict | None = None,
                  python: Path | str = sys.executable, environment: dict | None = None, **options):
         options = self._options(kv, extra, options)
+        self.socket = (extra or {}).get("socket")
         self.log = tempfile.TemporaryFile("w+")
         self.timeout = timeout
         self.process = subprocess.Popen([python, __file__, json.dumps(options)], stdin=subprocess.PIPE,
@@ -56,6 +57,7 @@ class Engine:
 
     def reopen(self, kv: str | None = None, *, extra: dict | None = None, **options) -> None:
         """Replaces the vLLM by another in the same process, which spares the imports. Does not wait for it."""
+        self.socket = (extra or {}).get("socket")
         self.tell(op="open", **self._options(kv, extra, options))
 
     def tell(self, **command) -> None:
@@ -81,7 +83,11 @@ class Engine:
         return self.hear()
 
     def ask(self, prompts: list[list[int]], max_tokens: int = 8, **options) -> list[dict]:
-        return self.do(op="generate", prompts=prompts, max_tokens=max_tokens, **options)
+        """Also waits until the daemon has taken what was published, which it may do a little later on a busy machine."""
+        answers = self.do(op="generate", prompts=prompts, max_tokens=max_tokens, **options)
+        if self.socket:                 # it answers messages in their order
+            subprocess.run([os.environ["KVCTL"], "--socket", self.socket, "health"], capture_output=True)
+        return answers
 
     def tail(self, n: int = 4000) -> str:
         self.log.seek(0)
