@@ -422,9 +422,9 @@ def test_stages_by_copy(world: World) -> None:
     world.daemon.check()
 
 
-def program(name: str, *arguments: str) -> str:
+def program(name: str, *arguments: str, patience: float = 600) -> str:
     """Runs a test of its own, which replaces parts of vLLM, needs no model, or has a daemon of its own."""
-    done = subprocess.run([sys.executable, ROOT / "tests/engines" / name, *arguments], timeout=600, capture_output=True,
+    done = subprocess.run([sys.executable, ROOT / "tests/engines" / name, *arguments], timeout=patience, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     return done.stdout
@@ -457,7 +457,7 @@ def test_a_request_of_more_than_may_be_filled_at_a_time(world: World) -> None:
 
 
 def test_methods(world: World) -> None:
-    print(program("vllm_methods.py"), end="", flush=True)
+    print(program("vllm_methods.py", patience=1500), end="", flush=True)
 
 
 def test_groups_of_layers(world: World) -> None:

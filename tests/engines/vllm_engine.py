@@ -147,21 +147,23 @@ class Child:
             self.llm = self.scheduler = None
             gc.collect()
 
-    def _params(self, max_tokens: int, seed: int | None = None, logprobs: int = 1):
+    def _params(self, max_tokens: int, seed: int | None = None, logprobs: int = 1, say: list[int] | None = None):
         from vllm import SamplingParams
         return SamplingParams(temperature=0 if seed is None else 1, seed=seed, max_tokens=max_tokens, detokenize=False,
-                              logprobs=logprobs, ignore_eos=True)
+                              logprobs=logprobs, ignore_eos=True, extra_args={"say": say} if say else None)
 
     def _prompts(self, prompts: list[list[int]], salt: str | None) -> list:
         from vllm import TokensPrompt
         return [TokensPrompt(prompt_token_ids=it, **({"cache_salt": salt} if salt else {})) for it in prompts]
 
-    def generate(self, prompts: list[list[int]], max_tokens: int, salt: str | None = None) -> list[dict]:
+    def generate(self, prompts: list[list[int]], max_tokens: int, salt: str | None = None, say: list[int] | None = None,
+                 first: int = 4) -> list[dict]:
+        """say: what the answers begin with, of an engine with vllm_saying. first: the number of logprobs."""
         start = time.perf_counter()
-        outputs = self.llm.generate(self._prompts(prompts, salt), self._params(max_tokens), use_tqdm=False)
+        outputs = self.llm.generate(self._prompts(prompts, salt), self._params(max_tokens, say=say), use_tqdm=False)
         seconds = time.perf_counter() - start
         return [{"tokens": list(it.outputs[0].token_ids), "cached": it.num_cached_tokens, "seconds": seconds,
-                 "logprobs": [round(next(iter(p.values())).logprob, 5) for p in it.outputs[0].logprobs[:4]]}
+                 "logprobs": [round(next(iter(p.values())).logprob, 5) for p in it.outputs[0].logprobs[:first]]}
                 for it in outputs]
 
     def gap(self, prompts: list[list[int]], max_tokens: int) -> float:
@@ -238,6 +240,25 @@ class Child:
 
         rows.Row.after = failing
         return True
+
+    def count_blocks(self) -> bool:
+        """From now on, notes what the worker says that a request has; see counted()."""
+        ledger, self.count = self.scheduler.connector.ledger, {"over": 0}
+        methods, take = ledger.methods, type(ledger.methods).take
+
+        def noting(done):
+            take(methods, done)
+            for chain in ledger.chains.values():
+                has = chain.kept.held + len(chain.tables[0]) - chain.kept.moved
+                over = max(self.count["over"], has - (methods.most_blocks(chain) or has))
+                self.count = {"held": chain.kept.held, "moved": chain.kept.moved, "over": over}
+
+        methods.take = noting
+        return True
+
+    def counted(self) -> dict:
+        """What was noted last; over: how many blocks more than Methods.most_blocks() any request ever had."""
+        return self.count
 
     def kill_when_gone(self, pid: int) -> bool:
         """Kills a process as soon as blocks of a request have left the pool, in the middle of a step."""

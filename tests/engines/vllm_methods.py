@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For test_vllm.py: vLLM in place with methods. KeyDiff against transformers in place, which has its own oracle; KVReviver and
-HShare against vLLM alone."""
+"""For test_vllm.py: vLLM in place with methods. KeyDiff and MemShare against transformers in place, which has its own oracle;
+KVReviver and HShare against vLLM alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm.model_executor.layers import rotary_embedding
 
 import kvd
 from common import MODEL, ROOT, Instance, daemon, document
@@ -23,6 +25,7 @@ from kvd.engines import _reduction
 from kvd.engines._transformers_model import geometry_of
 from kvd.engines._vllm_methods import Methods
 from kvd.engines._vllm_rows import Rows
+from kvd.engines._vllm_steps import Steps, _ends_in
 from kvd.engines.transformers import KvdCache
 from vllm_engine import Engine
 from vllm_server import installed
@@ -38,14 +41,15 @@ OPTIONS = {"max_num_batched_tokens": CHUNK, "max_model_len": 2560}
 
 
 def space_of(it: Instance) -> str:
-    (name,) = [it["name"] for it in it.stat("spaces")["spaces"] if it["name"].startswith("vllm-")]
+    (name,) = [it["name"] for it in it.stat("spaces")["spaces"] if it["name"].startswith("vllm-model")]
     return name
 
 
-def switch(it: Instance, **settings: str | int) -> None:
-    """Set settings of the space, and leave all methods off that are not named; _ stands for a dot."""
-    all_of_them = {"keydiff": "off", "kvreviver": "off", "hshare": "off"} | settings
-    it.kvctl("space", "set", space_of(it), *(f"{name.replace('_', '.', 1)}={value}" for name, value in all_of_them.items()))
+def switch(it: Instance, space: str | None = None, **settings: str | int) -> None:
+    """Set settings of a space, and leave all methods off that are not named; _ stands for a dot."""
+    all_of_them = dict.fromkeys(("keydiff", "kvreviver", "hshare", "memshare"), "off") | settings
+    words = [f"{name.replace('_', '.', 1)}={value}" for name, value in all_of_them.items()]
+    it.kvctl("space", "set", space or space_of(it), *words)
 
 
 def close(got: list[dict], expected: list[dict], tolerance: float = 2e-5) -> None:
@@ -64,10 +68,10 @@ def wait_for_tables(it: Instance, n: int) -> None:
         time.sleep(0.01)
 
 
-def nothing_is_held(it: Instance) -> None:
+def nothing_is_held(it: Instance, space: str | None = None) -> None:
     """No more than the unused blocks that each vLLM keeps, and libkvd, a 64th of the pool. The daemon counts pins in rounds,
     and notices a death a little later."""
-    (size,) = [each["block_bytes"] for each in it.stat("spaces")["spaces"] if each["name"] == space_of(it)]
+    (size,) = [each["block_bytes"] for each in it.stat("spaces")["spaces"] if each["name"] == (space or space_of(it))]
     for _ in range(30000):
         if all(each["pinned_blocks"] == 0 and each["held_bytes"] == each["filling_blocks"] * size <= (33 + 32) * size
                for each in it.stat("clients")["clients"]):
@@ -84,20 +88,23 @@ def model():
     return AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="kvd").eval()
 
 
-def by_transformers(space: kvd.Space, ids: list[int], n: int) -> dict:
-    """What transformers answers in place, from a prompt in pieces as vLLM's steps have them."""
+def by_transformers(space: kvd.Space, ids: list[int], n: int, say: tuple[int, ...] = (), first: int = 4) -> dict:
+    """What transformers answers in place, from a prompt in pieces as vLLM's steps have them. say: what the answer begins with.
+    first: the number of logprobs."""
     tokens, logprobs, at = [], [], 0
-    with torch.inference_mode(), KvdCache(model(), space, ids) as cache:
+    with torch.inference_mode(), KvdCache(model(), space, ids, step_ends=[END] if say else ()) as cache:
+        at = cache.found
         while len(tokens) < n:
             piece = ids[at:at + CHUNK] if at < len(ids) else tokens[-1:]
             logits = model()(torch.tensor([piece]), past_key_values=cache).logits[0, -1]
             at += len(piece)
             if at >= len(ids):
-                tokens.append(int(logits.argmax()))
+                tokens.append(say[len(tokens)] if len(tokens) < len(say) else int(logits.argmax()))
                 logprobs.append(float(logits.log_softmax(0)[tokens[-1]]))
         (row,) = cache._sequences
         assert not space.setting("keydiff") or row.used < at, row.used
-    return {"tokens": tokens, "logprobs": logprobs[:4]}
+        stats = row.kept.stats() if space.setting("memshare") else None
+    return {"tokens": tokens, "logprobs": logprobs[:first]} | ({"shared": stats.shared} if stats else {})
 
 
 def test_without_a_method_nothing_changes(it: Instance, alone: Engine, one: Engine) -> None:
@@ -295,6 +302,174 @@ def test_what_is_not_shared_borrows_nothing(it: Instance, alone: Engine, one: En
         assert methods.follow(request, True) is not None and methods.follow(request, False) is None
         space.set("kvreviver", 1)
         assert methods.follow(request, False).own
+
+
+# ---- steps of reasoning ----------------------------------------------------------------------------------------------
+
+END = 272           # the token whose text is an empty line
+
+
+def reasoning(seed: int, n: int) -> tuple[int, ...]:
+    """A step of reasoning, whose length is no multiple of a block's."""
+    return (*(it for it in document(seed, n)[1:] if it != END), END)
+
+
+def thoughts(seed: int, times: int) -> tuple[int, ...]:
+    """An answer that says a step again and again, and another one twice."""
+    said, other = reasoning(seed, 130), reasoning(seed + 1, 61)
+    return said * 3 + other + said * (times - 3) + other
+
+
+@contextmanager
+def thinking(it: Instance, **options) -> Iterator[Engine]:
+    """A vLLM that says what it is told to. Without a tokenizer, it is told what ends a step."""
+    ends = {"step_ends": [END]} if options.get("skip_tokenizer_init", True) else {}
+    with Engine("in place", extra={"socket": it.socket, "methods": True, "space": "vllm-steps", **ends},
+                logits_processors=["vllm_saying:Saying"], **OPTIONS | options) as two:
+        two.do(op="block")
+        yield two
+
+
+def counter(it: Instance, name: str) -> int:
+    """A counter of the daemon: "shared" blocks it has taken back for similar ones."""
+    return sum(each["value"] for each in it.stat("stat", "vllm-steps")["counters"] if each["name"] == name)
+
+
+def test_steps_said_again_are_shared(it: Instance, alone: Engine, one: Engine) -> None:
+    """Their blocks are those of the first time, at another place, as transformers in place has them; also beside the other
+    methods."""
+    prompt, say = document(110, 200), thoughts(111, 7)
+    n = len(say) + 20
+    others: list[dict] = [{}, {"hshare": "on", "hshare_top": 65536}, {"kvreviver": "on", "kvreviver_budget": 1},
+                          {"keydiff": "on", "keydiff_budget": 700, "keydiff_slack": 20}]
+    with thinking(it) as two, kvd.connect(it.socket).space("oracle-steps", geometry_of(model(), BLOCK)) as oracle:
+        def ask() -> dict:
+            return two.ask([prompt], max_tokens=n, say=list(say), first=n)[0]
+
+        expected = by_transformers(oracle, prompt, n, say, n)
+        close([ask()], [expected], 1e-3)
+        assert counter(it, "appended") == counter(it, "steps") == 0        # no method is on
+        for settings in others:
+            for name in "vllm-steps", oracle.name:
+                switch(it, name, memshare="on", **settings)
+            before, its = counter(it, "shared"), by_transformers(oracle, prompt, n, say, n)
+            two.do(op="count_blocks")
+            close([ask()], [its], 1e-3)
+            now, counts = counter(it, "shared") - before, two.do(op="counted")
+            assert now == its["shared"] >= (3 if "keydiff" in settings else 10), (settings, now, its["shared"])
+            assert any(abs(x - y) > 1e-3 for x, y in zip(its["logprobs"], expected["logprobs"])), settings
+            first = 0 if {"keydiff", "kvreviver"} & {*settings} else len(prompt) // BLOCK         # blocks of the prompt
+            assert counts["over"] == 0 and counts["moved"] >= (len(prompt) + n) // BLOCK - 1, counts
+            assert counts["held"] <= counts["moved"] - first - 9, (settings, counts)    # some are partial
+        switch(it, "vllm-steps", kvreviver_budget=0.25)
+        close([ask()], [expected], 1e-3)
+        nothing_is_held(it, "vllm-steps")
+    it.check()
+
+
+def test_the_prompt_of_steps_is_published(it: Instance, alone: Engine, one: Engine) -> None:
+    """And the answer is not, which is approximate. Without a tokenizer, and if nobody says what ends a step, MemShare has no
+    effect, which the log says once."""
+    prompt, say = document(115, 200), thoughts(116, 4)
+    with thinking(it) as two:
+        switch(it, "vllm-steps", memshare="on")
+        before, found = counter(it, "shared"), len(prompt) // BLOCK * BLOCK
+        for cached in 0, found:
+            assert two.ask([prompt], max_tokens=len(say), say=list(say))[0]["cached"] == cached
+        assert counter(it, "shared") > before
+        assert two.ask([prompt + list(say[:300])])[0]["cached"] == found
+        short = document(117, 20)           # less than a block
+        assert len(two.ask([short], max_tokens=len(say) + 2, say=list(say))[0]["tokens"]) == len(say) + 2
+        nothing_is_held(it, "vllm-steps")
+    switch(it, memshare="on")
+    for _ in range(2):
+        close(one.ask([prompt], max_tokens=60), alone.ask([prompt], max_tokens=60))
+    assert one.tail(1 << 20).count("memshare is on") == one.tail(1 << 20).count("which tokens end a step") == 1
+    switch(it)
+    it.check()
+
+
+def test_steps_said_again_make_room(it: Instance, alone: Engine, one: Engine) -> None:
+    """Blocks that are shared are other requests': in a pool too small for answers that repeat nothing, fewer are preempted."""
+    prompts, say, seen = [document(120 + i, 100) for i in range(10)], list(thoughts(130, 8)), {}
+    with daemon("--pool", "39M", "--set", "daemon.segment=1M") as small, thinking(small) as two:
+        for memshare in "off", "on":
+            switch(small, "vllm-steps", memshare=memshare)
+            two.do(op="watch")
+            got = two.ask(prompts, max_tokens=len(say), say=say)
+            assert all(each["tokens"] == say for each in got)
+            seen[memshare] = two.do(op="seen")["preemptions"]
+            print(f"     memshare {memshare}: {seen[memshare]} preemptions", flush=True)
+        nothing_is_held(small, "vllm-steps")
+        small.check()
+    assert seen["off"] > 0 == seen["on"], seen
+
+
+def test_steps_in_an_fp8_cache(it: Instance, alone: Engine, one: Engine) -> None:
+    """As many blocks are shared as in transformers, and answers are the same, but for numbers that are rounded to neighbours."""
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        print("skip an fp8 cache: vLLM needs AVX-512 for it")
+        return
+    prompt, say = document(110, 200), thoughts(111, 7)
+    with (daemon("--pool", "64M") as small, thinking(small, kv_cache_dtype="fp8") as two,
+          kvd.connect(small.socket).space("oracle-fp8", geometry_of(model(), BLOCK, dtype="e4m3")) as oracle):
+        for name in "vllm-steps", oracle.name:
+            switch(small, name, memshare="on")
+        its = by_transformers(oracle, prompt, len(say), say, len(say))
+        close(two.ask([prompt], max_tokens=len(say), say=list(say), first=len(say)), [its], 0.2)
+        assert counter(small, "shared") == its["shared"] >= 10, its["shared"]
+        nothing_is_held(small, "vllm-steps")
+        small.check()
+
+
+def test_models_whose_steps_are_not_compared(it: Instance, alone: Engine, one: Engine) -> None:
+    """Their keys cannot be turned, as the configuration says, or the code in the process that has the model."""
+    def steps(loaded: bool, ends: list[int] = [END], **rope) -> Steps:
+        text = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": 500000.0} | rope)
+        transfer = SimpleNamespace(get_from_extra_config=lambda name, otherwise: ends)
+        return Steps(SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text), kv_transfer_config=transfer), 32, loaded)
+
+    assert not rotary_embedding._ROPE_DICT and steps(False).missing() == "" and steps(False).ends == {END}
+    assert "which tokens end a step" in steps(False, []).missing()
+    for it in (steps(False, rope_type="linear", factor=4.0), steps(False, rope_theta=None), steps(False, rope_type="llama3"),
+               steps(True)):
+        assert "rotate" in it.missing()
+    rotary_embedding._ROPE_DICT["another"] = SimpleNamespace()
+    assert "rotate" in steps(False).missing()
+    rotary_embedding._ROPE_DICT.clear()
+    for wrong in ("\n\n", ["\n\n"], [True]):
+        with suppress(ValueError):
+            raise AssertionError(steps(False, wrong))
+
+
+def test_an_engine_that_shares_steps_is_killed(it: Instance, alone: Engine, one: Engine) -> None:
+    """In the middle of an answer: a worker in another process, with a tokenizer, which knows what ends a step. And a daemon, in
+    the middle of another."""
+    prompts, say = [document(140 + i, 200) for i in range(2)], list(thoughts(141, 8))
+    assert END in _ends_in(AutoTokenizer.from_pretrained(MODEL))
+    with daemon("--pool", "64M") as small, thinking(small) as two, tempfile.TemporaryDirectory() as folder:
+        def begin(which: Engine, n: int) -> None:
+            """Have it answer, and wait until it has shared blocks."""
+            before, patience = counter(small, "shared"), time.monotonic() + 600
+            which.tell(op="generate", prompts=prompts, max_tokens=n, say=say)
+            while counter(small, "shared") < before + 4:
+                assert time.monotonic() < patience
+
+        expected = two.ask(prompts, max_tokens=len(say) + 20, say=say)
+        with thinking(small, environment=installed(folder), distributed_executor_backend="mp", skip_tokenizer_init=False) as far:
+            switch(small, "vllm-steps", memshare="on")
+            approximate = two.ask(prompts, max_tokens=len(say) + 20, say=say)
+            close(far.ask(prompts, max_tokens=len(say) + 20, say=say), approximate, 1e-3)
+            begin(far, 2000)
+            far.kill()
+        nothing_is_held(small, "vllm-steps")
+        small.check()
+        begin(two, len(say) + 20)
+        small.kill()
+        small.start()
+        close(two.hear(), expected, 1e-3)       # computed again in the new pool, where no method is on
+        nothing_is_held(small, "vllm-steps")
+        small.check()
 
 
 # ---- deaths ----------------------------------------------------------------------------------------------------------

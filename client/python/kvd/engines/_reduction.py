@@ -11,6 +11,7 @@ from typing import NamedTuple
 import kvd
 
 METHODS = ("keydiff", "kvreviver", "hshare", "memshare")
+LONG_STEP = 3       # blocks: the step of reasoning after one this long begins in a block of its own (MemShare)
 NOTED = 32          # last queries of a prompt, from which the methods estimate what is needed
 PATIENCE_S = 10     # that a request waits for the daemon
 MOST = 1024         # entries that are compacted at a time, at most
@@ -84,6 +85,16 @@ def _parts(entries: list[kvd.Entry], first: int, end: int, own: bool) -> list[tu
             parts.append((at, n))
         at += n
     return parts
+
+
+def room_for_steps(space: kvd.Space, entries: list[kvd.Entry], answer: int) -> bool:
+    """Return whether KeyDiff could keep its budget if MemShare replaced every block that it may: such a block stays whole.
+    answer: position of the answer's first token, before which none is replaced."""
+    budget = budget_of(space)
+    kept = int(space.setting("keydiff.sink_blocks")) * (space.geometry.block_tokens or 0)
+    whole = sum(it.tokens for it in entries
+                if it.position >= answer and not it.flags & (kvd.EntryFlags.COMPACT | kvd.EntryFlags.DROPPED))
+    return not budget or whole <= budget - kept - round(space.setting("keydiff.recent_frac") * budget)
 
 
 # ---- blocks that have left -------------------------------------------------------------------------------------------

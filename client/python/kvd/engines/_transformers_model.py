@@ -15,7 +15,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 import kvd
 
+from . import _rotation
 from ._reduction import METHODS
+from ._rotation import rope_of
 
 log = logging.getLogger("kvd.engines.transformers")
 thread = threading.local()      # .ids: token ids embedded last in this thread; .attended: calls of attention
@@ -61,10 +63,6 @@ def fingerprint(model: PreTrainedModel) -> tuple[int, int]:
     return made
 
 
-def _rope(config: Any) -> dict[str, Any]:
-    return dict(getattr(config, "rope_parameters", None) or {})
-
-
 def _settings(config: Any) -> str:
     """Return all settings that may affect numbers: the configuration without names, versions and generation options."""
     kept = {key: value for key, value in config.to_dict().items() if key not in _NO_NUMBERS}
@@ -86,8 +84,8 @@ def check_model(model: PreTrainedModel, bidirectional: bool = False) -> Any:
         refuse(f"layers of the kinds {sorted(kinds)}, but only full_attention and sliding_attention")
     if not bidirectional and (not getattr(config, "is_causal", True) or config._attn_implementation == BIDIRECTIONAL):
         refuse("attention that is not causal")
-    if _rope(config).get("rope_type", "default") in ("dynamic", "longrope"):
-        refuse(f"{_rope(config)['rope_type']} RoPE, whose rotation of keys depends on the sequence's length")
+    if rope_of(config).get("rope_type", "default") in ("dynamic", "longrope"):
+        refuse(f"{rope_of(config)['rope_type']} RoPE, whose rotation of keys depends on the sequence's length")
     if model.device.type != "cpu":
         refuse(f"models on {model.device.type}")
     return config
@@ -175,13 +173,12 @@ def geometry_of(model: PreTrainedModel, block_tokens: int = 16, bidirectional: b
     form, config = form_of(model, bidirectional), model.config.get_text_config()
     return kvd.Geometry(layers=form.layers, kv_heads=form.heads, head_dim=form.dim, vocab=config.vocab_size,
                         dtype=dtype or form.dtype, block_tokens=block_tokens, fingerprint=fingerprint(model),
-                        rope="post" if _rope(config) or getattr(config, "rotary_dim", None) else "none")
+                        rope="post" if rope_of(config) or getattr(config, "rotary_dim", None) else "none")
 
 
 def theta_of(model: PreTrainedModel) -> float:
     """Return the base of the rotary angles; 0: the model's configuration has none."""
-    config = model.config.get_text_config()
-    return float(_rope(config).get("rope_theta") or getattr(config, "rope_theta", None) or 0)
+    return _rotation.theta_of(model.config.get_text_config())
 
 
 _turns: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, torch.Tensor | None]] = weakref.WeakKeyDictionary()
@@ -198,11 +195,10 @@ def frequencies_of(model: PreTrainedModel) -> torch.Tensor | None:
 
 
 def _turn(model: PreTrainedModel) -> torch.Tensor | None:
-    form, theta, config = form_of(model), theta_of(model), model.config.get_text_config()
-    plain = _rope(config).get("rope_type", "default") == "default" and all(getattr(config, "no_rope_layers", None) or [1])
-    if not plain or not theta or form.dim % 2:
+    form = form_of(model)
+    frequencies = _rotation.frequencies_of(model.config.get_text_config(), form.dim)
+    if frequencies is None:
         return None
-    frequencies = (1.0 / torch.tensor(theta) ** (torch.arange(0, form.dim, 2) / form.dim)).to(torch.float32)
     a, b = _keys_at(model, form.layers, 0).chunk(2, -1)
     norm = (a * a + b * b).sqrt()
     said = [it for it in (getattr(module, "inv_freq", None) for module in model.modules()) if isinstance(it, torch.Tensor)]

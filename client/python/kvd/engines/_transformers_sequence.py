@@ -13,7 +13,7 @@ import torch
 import kvd
 
 from . import _reduction
-from ._reduction import NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, slack_of, tokens_of
+from ._reduction import LONG_STEP, NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, slack_of, tokens_of
 from ._transformers_copy import gather
 from ._transformers_exact import SPANS, Exact
 
@@ -167,9 +167,6 @@ class Sequence:
 
 
 # ---- methods ---------------------------------------------------------------------------------------------------------
-
-LONG_STEP = 3       # blocks: the step of reasoning after one this long begins in a block of its own
-
 
 Scorer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 

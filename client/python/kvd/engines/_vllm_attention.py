@@ -66,11 +66,11 @@ class Step:
         slots = metadata.slot_mapping[metadata.query_start_loc[:len(lengths)]].tolist()
         for i, (start, length) in enumerate(zip(starts, lengths)):
             n, row = starts[i + 1] - start, connector.rows.now.get(slots[i] // size)    # known by the block that it writes next
-            moved = row.moved if row else 0
+            moved, before = (row.moved, row.first) if row else (0, 0)
             if row:
                 row.open(n, heads, scale)
                 self.looking.append((row, start, n))
-            ids, first = tables[i, moved:cdiv(length, size)].tolist(), length - n - moved * size
+            ids, first = tables[i, moved:cdiv(length, size)].tolist(), length - n - before
             self._add(ids, start, first, n, row)
             work += n * length
         if work < ALONE:
@@ -109,7 +109,7 @@ class Step:
                 return
             try:
                 part.table.attend(layer, part.first, part.n, self.heads, self.scale, q, width, out, width,
-                                  after=row.after() if row else None, **form)
+                                  after=row.after() if row else None, frequencies=row.frequencies if row else 0, **form)
                 return
             except kvd.Error as error:
                 if not row or not row.reader:
@@ -146,7 +146,7 @@ class Attention(CPUAttentionBackendImpl):
     def do_kv_cache_update(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
         planes, n = self._place(kv_cache), min(len(slot_mapping), len(key))
-        slots, states = slot_mapping[:n], torch.stack([key[:n], value[:n]], 1)
+        slots, states = get_kv_transfer_group().rows.placed(slot_mapping[:n]), torch.stack([key[:n], value[:n]], 1)
         if self.bytes:
             scales, most = torch.tensor(_scales(layer), dtype=torch.float32).view(2, 1, 1), torch.finfo(self.bytes).max
             states = (states / scales).clamp(-most, most).to(self.bytes).view(planes.dtype)

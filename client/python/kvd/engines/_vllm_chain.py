@@ -47,6 +47,10 @@ class Chain:
         self.kept: Kept | None = None   # of a request that follows methods
         self.session: Session | None = None     # of a request that has ended
 
+    def publishes(self, blocks: int) -> int:
+        """Return how many of its first blocks may be published, when so many are complete."""
+        return blocks if self.kept is None else min(blocks, self.kept.published)
+
 
 @dataclass
 class Plan:

@@ -29,6 +29,7 @@ from ._vllm_pool import Manager
 from ._vllm_rows import Done, Rows, Told
 from ._vllm_space import (block_tokens, blocks_needed, check_device, compare_next_token, layer_specs, open_space, refuse_in_place,
                           require_vllm, stages, workers)
+from ._vllm_steps import Steps
 from ._vllm_warmup import guard
 
 register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
@@ -107,7 +108,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares, share=share)
         if is_worker:
             check_device(self.space)
-            self.rows = Rows(self.space)
+            self.rows = Rows(self.space, self._steps(vllm_config))
             if asks_for_methods(vllm_config):
                 self.rows.hold()
             _spaces[engine] = self.space, self.rows
@@ -128,9 +129,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.ledger: Ledger | None = None
         if asks_for_methods(vllm_config):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"     # what a worker cannot attend to
+        self.steps = self._steps(vllm_config)
         self.limits = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
         self._make_room(vllm_config, kv_cache_config)
         self._place(kv_cache_config, stages(vllm_config), shares, share or 0, memory.block_bytes)
+
+    def _steps(self, config: VllmConfig) -> Steps | None:
+        is_worker = self.role == KVConnectorRole.WORKER
+        return Steps(config, self.space.geometry.head_dim, is_worker) if asks_for_methods(config) else None
 
     def _share(self, config: VllmConfig) -> int:
         """Return the number of this worker's part of a block, of workers(config)."""
@@ -279,7 +285,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                              wait=float(self.extra("fetch_wait", 1.0)), pin=bool(self.extra("pin", False)))
         Manager.adopt(kv_cache_manager, self.ledger)
         if self.extra("methods", False):
-            self.ledger.methods = Methods(self.ledger, kv_cache_manager.block_pool.null_block, *self.limits, rows=self.rows)
+            self.ledger.methods = Methods(self.ledger, kv_cache_manager.block_pool.null_block, *self.limits, rows=self.rows,
+                                          steps=self.steps)
         events.begin(self.events, self.space, groups, self.ledger.salts, kv_cache_manager)
         super().bind_kv_cache_manager(kv_cache_manager)
 

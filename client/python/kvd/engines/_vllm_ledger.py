@@ -512,8 +512,8 @@ class Ledger:
         behind the request's end. Returns whether all that was planned is complete."""
         tokens = self.written(chain.request)
         done = tokens // self.size
-        if done > chain.length and not chain.ended and self.state is self.SERVING:
-            self._publish_chains(chain, done)
+        if chain.publishes(done) > chain.length and not chain.ended and self.state is self.SERVING:
+            self._publish_chains(chain, chain.publishes(done))
         for key in [it for it in plan.objects if it[1] <= tokens and self.state is self.SERVING]:
             blocks = self._take_object(plan, key)
             if len(blocks) == len(key[0].groups) and not chain.ended:

@@ -5,8 +5,13 @@ Before a step, the full blocks of its requests are copied to blocks of the worke
 daemon (kvd.Sequence), and the table is reduced if it has too many tokens. Until the scheduler has heard of it
 (_vllm_methods.py), the old blocks stay what they were, so that nothing is lost if the pool is full, or the daemon gone.
 
-A request with HShare alone is shared. When its prompt is complete, the worker looks its blocks up, and borrows them for the
-table of the daemon. Those of its answer follow, some at a time.
+A request without KeyDiff and KVReviver is shared. When its prompt is complete, the worker looks its blocks up, and borrows them
+for the table of the daemon. Those of its answer follow: with HShare alone, some at a time, as they are published; if steps of
+reasoning are compared, they are copied.
+
+Only steps that begin alike in their blocks are found to be alike. So the last block of a long step is copied before it is full,
+and the next token is the first of a block of the table. From then on, the request's keys are in other slots of its blocks than
+vLLM thinks (Rows.placed()).
 """
 
 from __future__ import annotations
@@ -14,14 +19,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.logger import init_logger
 
 import kvd
 
 from . import _reduction
-from ._reduction import NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, slack_of, tokens_of
+from ._reduction import (LONG_STEP, NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, room_for_steps,
+                         slack_of, tokens_of)
+from ._vllm_steps import Steps
 
 logger = init_logger("vllm." + __name__)
 
@@ -32,7 +41,9 @@ AHEAD = 8           # blocks of an answer that are borrowed at a time, or steps 
 class Told:
     """What a scheduler says of a request before a step. number: of its admission. target: number of tokens that it computes
     before it samples. tokens: number that earlier steps have computed. ids, words: the full blocks among them, and their words,
-    without those that were told before. blocks: the largest number of blocks. salt: of its chain; None: it shares no blocks."""
+    without those that were told before. blocks: the largest number of blocks. salt: of its chain; None: it shares no blocks.
+    steps: its steps of reasoning are compared. tail: words of its answer behind the full blocks, if so. ends: its last token
+    ends a step."""
 
     number: int
     name: str
@@ -42,14 +53,25 @@ class Told:
     words: list[int]
     blocks: int
     salt: int | None
+    steps: bool = False
+    tail: list[int] = field(default_factory=list)
+    ends: bool = False
+
+
+class Count(NamedTuple):
+    """moved: how many of a request's first blocks are not read any more. held: how many blocks it has instead, each counted
+    once, however often it is used. gone: how many have left the pool, and may come back."""
+
+    moved: int
+    held: int = 0
+    gone: int = 0
 
 
 @dataclass
 class Done(KVConnectorWorkerMetadata):
-    """What a worker answers. rows: by number, how many of a request's first blocks are not read any more, and how many blocks
-    it has instead. broken: numbers of requests that must be recomputed."""
+    """What a worker answers, by number of a request. broken: numbers of requests that must be recomputed."""
 
-    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rows: dict[int, Count] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
@@ -57,32 +79,43 @@ class Done(KVConnectorWorkerMetadata):
 
 
 class Row:
-    """A request. moved: number of its first blocks that its table has. decodes: what its tokens see is decided for each of
-    them, and blocks may leave. broken: why it cannot go on."""
+    """A request. first: number of its first tokens that its table has. decodes: what its tokens see is decided for each of
+    them, and blocks may leave. broken: why it cannot go on. frequencies: address of the angles by which keys turn; 0: steps
+    of reasoning are not compared."""
 
-    def __init__(self, space: kvd.Space, memory: kvd.Memory, told: Told):
+    def __init__(self, space: kvd.Space, memory: kvd.Memory, told: Told, frequencies: int = 0):
         methods = methods_of(space)
         self.space, self.memory, self.size, self.told = space, memory, space.geometry.block_tokens, told
         self.own = told.salt is None
         self.moves = self.own and "kvreviver" in methods
         self.looks = self.moves or "hshare" in methods
+        self.frequencies = frequencies if told.steps else 0
+        self.step = told.target         # first token of the step of reasoning in progress
         self.ids: list[int] = []
         self.words: list[int] = []
-        self.moved = self.later = 0     # later: number of tokens at which what failed, or was not published yet, is tried again
+        self.writes = -1                # the block that vLLM writes next
+        self.first = self.later = 0     # later: number of tokens at which what failed, or was not published yet, is tried again
         self.sequence: kvd.Sequence | None = None
         self.reader: kvd.Reader | None = None
         self.decodes, self.broken = False, ""
 
+    @property
+    def moved(self) -> int:
+        """Number of vLLM's first blocks that are not read any more."""
+        return self.first // self.size
+
     # ---- before a step
 
-    def begin(self, told: Told) -> None:
-        self.told = told
+    def begin(self, told: Told, writes: int) -> None:
+        self.told, self.writes = told, writes
         self.ids += told.ids
         self.words += told.words
         try:
             if self.sequence is None:
                 self.sequence = self.space.sequence(told.blocks)
             self._grow(self.sequence)
+            if told.ends:
+                self._end_step(self.sequence)
             self._reduce(self.sequence)
             self._decode()
         except kvd.Error as error:
@@ -91,15 +124,23 @@ class Row:
         if self.sequence is not None:
             self._complete(self.sequence)
 
-    def _grow(self, sequence: kvd.Sequence) -> None:
-        if self.own:
-            self._move(sequence)
-        elif self.told.tokens >= max(self.told.target, self.later) and len(self.ids) > self.moved:
-            self._borrow(sequence)
+    def _others(self) -> int:
+        """Return how many of its blocks so far are others', too."""
+        return 0 if self.own else self.told.target // self.size if self.told.steps else len(self.ids)
 
-    def _move(self, sequence: kvd.Sequence) -> None:
-        """Copy what earlier steps have filled."""
-        ids, size = self.ids[self.moved:], self.space.block_bytes
+    def _grow(self, sequence: kvd.Sequence) -> None:
+        if self.moved < self._others() and self.told.tokens >= max(self.told.target, self.later):
+            self._borrow(sequence, self._others())
+        if self._has_own():
+            self._copy(sequence, self.behind() // self.size * self.size)
+
+    def _has_own(self) -> bool:
+        """Return whether its next block is its own."""
+        return self.own or self.told.steps and self.told.tokens >= self.told.target and self.moved >= self._others()
+
+    def _copy(self, sequence: kvd.Sequence, tokens: int) -> None:
+        """Copy what earlier steps have written: so many tokens. Only their last block may be partial."""
+        ids, size = [*self.ids[self.moved:], self.writes][:-(-tokens // self.size)], self.space.block_bytes
         if not ids:
             return
         blocks, done = self.space.alloc(len(ids)), 0
@@ -108,25 +149,48 @@ class Row:
                 if block.data != self.memory.base + block.id * size:
                     raise kvd.Stale(0, "the daemon was replaced")
                 ctypes.memmove(block.data, self.memory.base + old * size, size)
-            done = sequence.append(blocks, self.words[self.moved * self.size:])
+            done = sequence.append(blocks, (self.words + self.told.tail)[self.first:self.first + tokens])
         finally:
             self.space.free(blocks[done:])
-            self.moved += done
+            self.first += min(done * self.size, tokens)
 
-    def _borrow(self, sequence: kvd.Sequence) -> None:
-        """Borrow what is published. What was written last will be in a moment."""
-        pin = self.space.lookup(self.words, salt=self.told.salt or 0)
+    def _borrow(self, sequence: kvd.Sequence, most: int) -> None:
+        """Borrow what is published of its first blocks. What was written last will be in a moment."""
+        pin = self.space.lookup(self.words[:most * self.size], salt=self.told.salt or 0)
         n = pin.tokens // self.size
-        self.later = self.told.tokens + (AHEAD * self.size if n == len(self.ids) else AHEAD)
+        self.later = self.told.tokens + (AHEAD * self.size if n == most else AHEAD)
         if n <= self.moved:
             pin.release()
             return
-        sequence.borrow(pin, self.words[self.moved * self.size:n * self.size], self.moved)
-        self.moved = n
+        sequence.borrow(pin, self.words[self.first:n * self.size], self.moved)
+        self.first = n * self.size
+
+    def _end_step(self, sequence: kvd.Sequence) -> None:
+        """Let the daemon compare the step that has ended with earlier ones."""
+        step, self.step = self.step, self.told.tokens
+        if not self.frequencies or not self._has_own():
+            return
+        try:
+            if (self.step - step) // self.size >= LONG_STEP:
+                self._copy(sequence, self.behind())
+            if self.first > step and (not self.own or room_for_steps(self.space, sequence.entries(), self.told.target)):
+                sequence.step(step, self.first - step)
+                sequence.wait(_reduction.PATIENCE_S)
+        except kvd.Error as error:
+            logger.info("kvd: a step of request %s is not compared: %s", self.told.name, error)
+
+    def place(self) -> tuple[int, int] | None:
+        """Return the slot in which vLLM writes the next token's keys, and the one in which they belong; None if it is the
+        same."""
+        at = self.told.tokens - self.first
+        if not self.first % self.size:
+            return None
+        block = [*self.ids[self.moved:], self.writes][at // self.size]
+        return self.writes * self.size + self.told.tokens % self.size, block * self.size + at % self.size
 
     def behind(self) -> int:
         """Return the number of tokens that the table does not have."""
-        return self.told.tokens - self.moved * self.size
+        return self.told.tokens - self.first
 
     def _reduce(self, sequence: kvd.Sequence) -> None:
         budget, used = budget_of(self.space), self.behind() + sum(tokens_of(sequence.entries()))
@@ -140,7 +204,7 @@ class Row:
                 sequence.wait(_reduction.PATIENCE_S)
 
     def _decode(self) -> None:
-        if self.reader and not self.decodes and self.moved and self.told.tokens >= self.told.target:
+        if self.reader and not self.decodes and self.first and self.told.tokens >= self.told.target:
             self.reader.decode(self.behind())
             self.decodes = True
 
@@ -163,7 +227,8 @@ class Row:
             return
         try:
             if self.reader is None:
-                self.reader = kvd.Reader(self.sequence, heads, scale, timeout_s=_reduction.PATIENCE_S)
+                self.reader = kvd.Reader(self.sequence, heads, scale, frequencies=self.frequencies,
+                                         timeout_s=_reduction.PATIENCE_S)
             self.reader.begin(self.behind() + n, n if self.decodes else min(n, NOTED))
         except kvd.Error as error:
             self.fail(error)
@@ -178,7 +243,7 @@ class Row:
 
     def after(self) -> kvd.Reader | kvd.Sequence | None:
         """Return what is seen before vLLM's own table."""
-        return self.reader if self.decodes else self.sequence if self.moved else None
+        return self.reader if self.decodes else self.sequence if self.first else None
 
     def fail(self, error: Exception) -> None:
         """The reader failed. If all blocks are there, they are read without it; otherwise the request cannot go on."""
@@ -199,10 +264,13 @@ class Row:
             except kvd.Error as error:
                 self.fail(error)
 
-    def done(self) -> tuple[int, int]:
-        """Return what Done.rows has of it."""
-        entries = self.sequence.entries() if self.own and self.sequence is not None else []
-        return self.moved if self.own else 0, sum(bool(it.data) for it in entries)
+    def done(self) -> Count:
+        if not self.own and not self.told.steps:
+            return Count(0)
+        entries = self.sequence.entries() if self.sequence is not None else []
+        blocks = {it.block for it in entries if it.data and not it.flags & kvd.EntryFlags.BORROWED}
+        gone = sum(not it.data and not it.flags & kvd.EntryFlags.DROPPED for it in entries)
+        return Count(self.moved, len(blocks), gone)
 
     def close(self) -> None:
         if self.reader:
@@ -214,13 +282,15 @@ class Row:
 class Rows:
     """The requests of a worker, by number; `now`: those of the step in progress, by the block that each writes next. anchor:
     keeps the pool mapped that the scheduler uses. Without it, a call here could meet the next daemon first, and map its pool
-    over the keys of running requests."""
+    over the keys of running requests. places: slots of this step's tokens, by vLLM's."""
 
-    def __init__(self, space: kvd.Space):
-        self.space = space
+    def __init__(self, space: kvd.Space, steps: Steps | None = None):
+        self.space, self.steps = space, steps
         self.all: dict[int, Row] = {}
         self.now: dict[int, Row] = {}
         self.anchor: kvd.Sequence | None = None
+        self.places: dict[int, int] = {}
+        self.slots: torch.Tensor | None = None      # of this step, once they are known
 
     def hold(self) -> None:
         """Hold the pool that is mapped now."""
@@ -242,11 +312,34 @@ class Rows:
     def begin(self, told: dict[int, Told], memory: kvd.Memory) -> None:
         for block, it in told.items():
             if it.number not in self.all:
-                self.all[it.number] = Row(self.space, memory, it)
-            self.now[block] = self.all[it.number]
-            self.now[block].begin(it)
+                self.all[it.number] = Row(self.space, memory, it, self._frequencies() if it.steps else 0)
+            row = self.now[block] = self.all[it.number]
+            row.begin(it, block)
+        self.slots, self.places = None, dict(it for it in (row.place() for row in self.now.values()) if it)
+
+    def _frequencies(self) -> int:
+        """Return the address of the angles by which keys turn, of which the daemon knows; 0: they turn otherwise."""
+        if self.steps is None or self.steps.frequencies is None:
+            why = self.steps.missing() if self.steps else "this vLLM's model is not known"
+            logger.warning_once("kvd: steps of reasoning are not compared: %s", why)
+            return 0
+        try:
+            if self.space.setting("model.rope_theta") != self.steps.theta:
+                self.space.set("model.rope_theta", self.steps.theta)
+        except kvd.Error as error:
+            logger.info("kvd: the daemon does not know how keys turn: %s", error)
+        return self.steps.frequencies.data_ptr()
+
+    def placed(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return where the keys of a step belong that vLLM writes to these slots."""
+        if not self.places:
+            return slots
+        if self.slots is None:
+            self.slots = torch.tensor([self.places.get(it, it) for it in slots.tolist()], dtype=slots.dtype)
+        return self.slots
 
     def end(self) -> None:
+        self.places = {}
         for row in self.now.values():
             row.end()
 

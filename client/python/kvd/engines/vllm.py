@@ -17,7 +17,7 @@ which must change when they, or a draft model's, change; by default they are rea
 some gigabytes);
 fetch_wait (seconds that a new request waits for parts of its prompt from the daemon's file or servers, while other
 requests run; default 1; 0: do not wait, compute them); pin (whether sessions of requests may pin blocks; default
-false: see below); methods (default false: see below).
+false: see below); methods (default false: see below); step_ends (ids of tokens, for MemShare: see below).
 
 It uses three hooks of the connector API. get_mem_pool_context answers the worker's single allocation with the pool's
 addresses. get_required_kvcache_layout selects a layout in which the layers of a block are adjacent, as in a block of
@@ -46,6 +46,7 @@ in kvctl spaces):
     kvctl space set SPACE keydiff=on keydiff.budget=1000
     kvctl space set SPACE kvreviver=on kvreviver.budget=0.1
     kvctl space set SPACE hshare=on
+    kvctl space set SPACE memshare=on
 
 Caches may be fp8 (--kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2; vLLM needs AVX-512 and heads of a multiple of 32 for them), not
 otherwise quantised.
@@ -54,7 +55,12 @@ KeyDiff: requests that may exceed the budget keep so many tokens of each layer a
 prompts, set --max-num-batched-tokens low. KVReviver: when its prompt is computed, most of a request's blocks leave the pool,
 and come back when a query needs them. With one of these, requests share no blocks, but for those that cannot exceed the
 budget, and vLLM admits as many as fit with what is left of them. HShare: a decoded token reads a selection, and requests share
-prefixes as ever. All three can be on at a time; MemShare has no effect. If blocks that a query needs do not come, the request is
+prefixes as ever. MemShare: when a step of reasoning in the answer ends, it is compared with earlier ones of the request, and
+blocks that repeat an earlier step's are replaced by those, and go back to the pool. Prompts are shared, answers are not, for they
+are approximate. A step ends with a token whose text ends with an empty line, or with one of "step_ends" (ids, in the extra
+configuration; needed with skip_tokenizer_init). The model must rotate its keys as Llama does, without scaling; otherwise MemShare
+has no effect, which the log says once, as for sessions of streaming input. All four can be on at a time; beside KeyDiff, a step is
+compared only if its budget can be kept with all that may be shared. If blocks that a query needs do not come, the request is
 recomputed. Needs a model with full attention in all layers; not with parallelism inside of the engine, asynchronous scheduling,
 or speculation. Spaces are shared among vLLMs that have "methods" (see _vllm_methods.py and _vllm_rows.py).
 
