@@ -116,23 +116,26 @@ static bool ask_to_move(struct remote_owner *o, const struct store_remote_questi
 
 static bool ask_to_find(struct remote_owner *o, const struct store_remote_question *q) {
         struct kvd_msg msg = {.number = KVD_MSG_remote_find};
+        const struct kvd_index *ix = space_index(q->space);
+        uint32_t bt = kvd_full_tokens(&ix->geometry, q->group),
+                 n = MIN(DIV_UP(q->n_tokens, bt), KVD_WHOLE_BLOCKS);
+        bool whole = ix->kind == KVD_kind_bidirectional;
         struct kvd_remote_chain *chain = o->chain.at;
         struct kvd_fds fds = {.n = 0};
 
         memcpy(chain->tokens, q->tokens, q->n_tokens * sizeof *q->tokens);
+        memset(chain->names, 0, (1 + n) * sizeof *chain->names);
         child_add_fd(&fds, o->chain.fd);
-        msg.remote_find =
-                (struct kvd_msg_remote_find){.tenant = kvd_slice_of(q->tenant),
-                                             .content = {&q->content, sizeof q->content},
-                                             .group = q->group,
-                                             .root = q->root,
-                                             .block_tokens = kvd_full_tokens(&space_index(q->space)
-                                                                                      ->geometry,
-                                                                             q->group),
-                                             .first = q->first,
-                                             .whole = space_index(q->space)->kind ==
-                                                      KVD_kind_bidirectional,
-                                             .n_tokens = q->n_tokens};
+        if (whole)
+                o->child.slow_ns *= 1 + n / KVD_REMOTE_FOUND;
+        msg.remote_find = (struct kvd_msg_remote_find){.tenant = kvd_slice_of(q->tenant),
+                                                       .content = {&q->content, sizeof q->content},
+                                                       .group = q->group,
+                                                       .root = q->root,
+                                                       .block_tokens = bt,
+                                                       .first = q->first,
+                                                       .whole = whole,
+                                                       .n_tokens = q->n_tokens};
         if (q->behind.lo || q->behind.hi)
                 msg.remote_find.behind = (struct kvd_slice){&q->behind, sizeof q->behind};
         return child_ask_or_end(&o->child, &msg, &fds);

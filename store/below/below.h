@@ -41,7 +41,8 @@ struct below_found {
 };
 
 struct below_ops {
-        bool evicts; /* it has room for some blocks only, and drops others for them */
+        bool evicts;          /* it has room for some blocks only, and drops others for them */
+        bool knows_by_tokens; /* all tokens of a bidirectional prefix, even behind what it has */
         struct below_space *(*state)(const struct space *space);
         bool (*serves)(const struct below *b, const struct space *space); /* now? */
         /* Can a request of the space's blocks be made now? */
@@ -74,8 +75,9 @@ struct below_ops {
         /* 0; -EAGAIN: not with this request, but with the next one; else it is passed over. */
         int (*add_write)(struct below *b, struct space *space, uint32_t id);
         /*
-         * The same for a bidirectional prefix: b->prefix has its tokens, b->path_at all its blocks.
-         * Reduces b->path to the blocks to write.
+         * The same for a bidirectional prefix: b->path_at has the blocks behind those that the tier
+         * has; all, and b->prefix its tokens, if it has none, or if knows_by_tokens. Reduces b->path
+         * to the blocks to write.
          */
         int (*add_prefix)(struct below *b, struct space *space);
         bool (*end_write)(struct below *b); /* true: there is a request */

@@ -58,6 +58,8 @@ static int add_prefix(struct below *b, struct space *space, uint32_t id, uint32_
         for (; id != NONE; id = block_of(space, id)->parent) {
                 const struct kvd_desc *desc = block_desc(space, id);
 
+                if (!b->ops->knows_by_tokens && b->ops->has(b, space, id))
+                        break;
                 if (b->path == KVD_WHOLE_BLOCKS || !admit_can_be_written(space, id))
                         return -EPERM;
                 b->path_at[b->path++] = id;

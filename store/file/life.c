@@ -32,6 +32,7 @@ static bool has(const struct below *b, const struct space *space, uint32_t id) {
 }
 
 const struct below_ops file_below = {.evicts = true,
+                                     .knows_by_tokens = true,
                                      .state = state,
                                      .serves = serves,
                                      .may_begin = file_may_begin,

@@ -68,6 +68,11 @@ uint64_t remote_space_bytes(const struct kvd_index *ix); /* memory that a space 
 /* The name of a resident block, if it is known to be on the servers; or NULL. */
 const struct kvd_key *remote_name_of(const struct remote *remote, const struct space *space,
                                      uint32_t id);
+/*
+ * A block of a bidirectional prefix counts as not on the servers behind one that is missing: its
+ * last block, by which the sweep picks it, must not be known before the others.
+ */
+bool remote_counts(const struct remote *remote, const struct space *space, uint32_t id);
 void remote_note(const struct remote *remote, struct space *space, uint32_t id,
                  struct kvd_key name);
 

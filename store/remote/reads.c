@@ -135,5 +135,6 @@ void remote_was_read(struct below *b, uint32_t i, int error) {
 }
 
 void remote_note_name(struct below *b, struct space *space, uint32_t id, struct below_name name) {
-        remote_note(remote_of(b), space, id, key_of(name));
+        if (remote_counts(remote_of(b), space, id))
+                remote_note(remote_of(b), space, id, key_of(name));
 }

@@ -83,18 +83,16 @@ static void look_for(struct remote *remote, struct space *space, uint32_t last) 
 
 /* The servers are asked first, unless the first block is, or will be, on them, or its name is known. */
 int remote_add_prefix(struct below *b, struct space *space) {
-        kvd_ref first = block_ref(space, b->path_at[b->path - 1]);
         struct remote *remote = remote_of(b);
+        uint32_t first = b->path ? b->path_at[b->path - 1] : NONE;
 
-        if (!remote_has(b, space, kvd_ref_id(first)) && remote_space_of(space)->first != first) {
-                if (remote->question.n)
-                        return -EAGAIN;
-                look_for(remote, space, b->path_at[0]);
-                return 0;
-        }
-        while (b->path && remote_has(b, space, b->path_at[b->path - 1]))
-                b->path--;
-        return sweep_add_path(b, space);
+        if (first == NONE || block_of(space, first)->parent != NONE ||
+            remote_space_of(space)->first == block_ref(space, first))
+                return sweep_add_path(b, space);
+        if (remote->question.n)
+                return -EAGAIN;
+        look_for(remote, space, b->path_at[0]);
+        return 0;
 }
 
 /* names: of the prefix, then of its blocks on the servers. The missing blocks are written next. */
@@ -150,11 +148,7 @@ static void pause_after(struct remote *remote, uint32_t written, uint32_t n) {
         remote->push_at_ns = sys_now_ns() + remote->push_pause_ns;
 }
 
-/*
- * A block of a bidirectional prefix counts as not written behind one that is missing: its last
- * block, by which the sweep picks it, must not be known before the others.
- */
-static bool counts(const struct remote *remote, const struct space *space, uint32_t id) {
+bool remote_counts(const struct remote *remote, const struct space *space, uint32_t id) {
         uint32_t parent = block_of(space, id)->parent;
 
         return !space_finds_whole(space) || parent == NONE || remote_name_of(remote, space, parent);
@@ -163,7 +157,7 @@ static bool counts(const struct remote *remote, const struct space *space, uint3
 void remote_written(struct remote *remote, const struct kvd_key *names, const int32_t *errors,
                     uint32_t n) {
         struct store_remote_question *q = &remote->question;
-        uint32_t all = 0;
+        uint32_t all = 0, noted = 0;
 
         below_let_go(&remote->below);
         for (uint32_t i = 0; i < q->n; i++) {
@@ -173,12 +167,13 @@ void remote_written(struct remote *remote, const struct kvd_key *names, const in
                 all += !error;
                 if (error)
                         remote_failed(remote, error);
-                if (error || !q->space || !counts(remote, q->space, id))
+                if (error || !q->space || !remote_counts(remote, q->space, id))
                         continue;
                 remote_note(remote, q->space, id, names[i]);
+                noted++;
                 remote->info.written_bytes += space_block_bytes(q->space);
         }
-        pause_after(remote, all, q->n);
+        pause_after(remote, all == q->n ? all : noted, q->n);
         if (!q->space || all == q->n)
                 return;
         if (!all || space_finds_whole(q->space)) /* others first: it may be refused again */

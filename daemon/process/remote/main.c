@@ -17,7 +17,10 @@
 #include "daemon/process/remote/dialect.h"
 #include "daemon/process/remote/sealed.h"
 #include "ipc/base/mapped.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+
+#define FIND_NS UINT64_C(10000000000) /* no more blocks are looked for after this time */
 
 struct remote_process {
         const struct dialect *dialect; /* of the servers; NULL: before remote_open */
@@ -238,9 +241,13 @@ static uint32_t count_refused(uint32_t n) {
         return refused;
 }
 
-/* Finds all blocks of a bidirectional prefix, and KVD_REMOTE_FOUND of another chain. */
+/*
+ * Finds all blocks of a bidirectional prefix, if the servers are fast enough, and KVD_REMOTE_FOUND
+ * of another chain.
+ */
 static void find(const struct kvd_msg_remote_find *m, struct kvd_remote_chain *c,
                  struct kvd_msg_remote_find_reply *reply) {
+        uint64_t began = sys_now_ns();
         uint32_t n, i;
 
         c->names[0] = (struct kvd_key){0};
@@ -254,7 +261,7 @@ static void find(const struct kvd_msg_remote_find *m, struct kvd_remote_chain *c
                 reply->refused += count_refused(n);
                 for (i = 0; i < n && process.errors[i] == 0; i++)
                         reply->found++;
-        } while (m->whole && i == KVD_REMOTE_FOUND);
+        } while (m->whole && i == KVD_REMOTE_FOUND && sys_now_ns() - began < FIND_NS);
 }
 
 static int answer_remote_find(const struct kvd_msg_remote_find *m, const struct kvd_fds *fds,
