@@ -297,11 +297,11 @@ def test_what_is_not_shared_borrows_nothing(it: Instance, alone: Engine, one: En
     with kvd.connect(it.socket).space("unshared", geometry_of(model(), BLOCK)) as space:
         methods = Methods(SimpleNamespace(space=space, size=BLOCK), None, 100, 100)
         request = SimpleNamespace(num_prompt_tokens=50, max_tokens=50, num_tokens=50)
-        assert methods.follow(request, True) is None
+        assert methods.follow(request, 0) is None
         space.set("hshare", 1)
-        assert methods.follow(request, True) is not None and methods.follow(request, False) is None
+        assert methods.follow(request, 0) is not None and methods.follow(request, None) is None
         space.set("kvreviver", 1)
-        assert methods.follow(request, False).own
+        assert methods.follow(request, None).own
 
 
 # ---- steps of reasoning ----------------------------------------------------------------------------------------------
@@ -386,6 +386,24 @@ def test_the_prompt_of_steps_is_published(it: Instance, alone: Engine, one: Engi
         close(one.ask([prompt], max_tokens=60), alone.ask([prompt], max_tokens=60))
     assert one.tail(1 << 20).count("memshare is on") == one.tail(1 << 20).count("which tokens end a step") == 1
     switch(it)
+    it.check()
+
+
+def test_what_is_recomputed_shares_its_prompt(it: Instance, alone: Engine, one: Engine) -> None:
+    """One of two requests whose prompts begin alike, and which goes on by blocks of its own, cannot be attended to. The other
+    one, of which nothing is missing, goes on."""
+    begins = document(160, 640)
+    prompts = [begins, begins[:320] + document(161, 330)]
+    expected = alone.ask(prompts, max_tokens=80)
+    with thinking(it) as two:
+        switch(it, "vllm-steps", memshare="on", hshare="on", hshare_top=65536)
+        close(two.ask(prompts, max_tokens=80), expected, 1e-3)
+        for calls in 400, 401, 900, 901:
+            before = two.tail(1 << 20).count("is recomputed")
+            two.do(op="fail", calls=calls, gone=True)
+            close(two.ask(prompts, max_tokens=80), expected, 1e-3)
+            assert two.tail(1 << 20).count("is recomputed") == before + 1
+        nothing_is_held(it, "vllm-steps")
     it.check()
 
 

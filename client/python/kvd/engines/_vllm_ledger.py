@@ -215,7 +215,7 @@ class Ledger:
         self.drop_found()
         start = time.perf_counter()
         salt, pins, below = extra_key(request, self.epoch, min(self.size, self.groups.step)), [], False
-        kept = self.methods.follow(request, salt is not None) if self.methods else None
+        kept = self.methods.follow(request, salt) if self.methods else None
         if self.groups.ahead:
             salt = salt_ahead(request, salt)
         if salt is not None and not (kept and kept.own):

@@ -50,7 +50,7 @@ class Kept:
     def __init__(self, own: bool, target: int, steps: bool = False, size: int = 1) -> None:
         self.number, self.own, self.steps, self.target = next(_numbers), own, steps, target
         self.published = target // size if steps else sys.maxsize
-        self.stays = max(1, 0 if own else self.published)
+        self.stays = 1 if own else self.published + 1       # by whose id its worker reports it, see Row.named()
         self.told = self.moved = self.held = self.gone = 0
         self.settled = False
 
@@ -70,12 +70,14 @@ class Methods:
         """Return the number of tokens that a request may keep; 0: all."""
         return int(self.space.setting("keydiff.budget")) if self.space.setting("keydiff") else 0
 
-    def follow(self, request: Request, shared: bool) -> Kept | None:
-        """Return what a request that is looked up follows; None: no method. shared: it may share blocks."""
+    def follow(self, request: Request, salt: int | None) -> Kept | None:
+        """Return what a request that is looked up follows; None: no method. salt: of its chain; None: it shares no blocks."""
         on = methods_of(self.space)
         reduced = 0 < self.budget() < request.num_prompt_tokens + request.max_tokens
         own, steps = reduced or "kvreviver" in on, "memshare" in on and self._shares_steps() and not request.resumable
-        if not own and not (shared and (steps or "hshare" in on)):
+        if steps and salt != 0 and self.space.setting("memshare.cross_seq"):
+            steps = False           # steps of all requests are compared, and a salt keeps its apart
+        if not own and (salt is None or not (steps or "hshare" in on)):
             return None
         return Kept(own, request.num_tokens, steps, self.size)
 

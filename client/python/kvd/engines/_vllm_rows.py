@@ -17,6 +17,7 @@ vLLM thinks (Rows.placed()).
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,6 +35,8 @@ from ._vllm_steps import Steps
 
 logger = init_logger("vllm." + __name__)
 
+# Numbers, since operators of flags take microseconds.
+BORROWED, DROPPED = int(kvd.EntryFlags.BORROWED), int(kvd.EntryFlags.DROPPED)
 AHEAD = 8           # blocks of an answer that are borrowed at a time, or steps until it is tried again
 
 
@@ -94,7 +97,9 @@ class Row:
         self.ids: list[int] = []
         self.words: list[int] = []
         self.writes = -1                # the block that vLLM writes next
-        self.first = self.later = 0     # later: number of tokens at which what failed, or was not published yet, is tried again
+        # Numbers of tokens at which what failed, or was not published yet, is tried again. full: copies, for which there was no
+        # room.
+        self.first = self.later = self.full = 0
         self.sequence: kvd.Sequence | None = None
         self.reader: kvd.Reader | None = None
         self.decodes, self.broken = False, ""
@@ -106,7 +111,8 @@ class Row:
 
     # ---- before a step
 
-    def begin(self, told: Told, writes: int) -> None:
+    def begin(self, told: Told, writes: int, until: float) -> None:
+        """until: when the daemon is not waited for any longer, in the clock of time.monotonic()."""
         self.told, self.writes = told, writes
         self.ids += told.ids
         self.words += told.words
@@ -115,7 +121,7 @@ class Row:
                 self.sequence = self.space.sequence(told.blocks)
             self._grow(self.sequence)
             if told.ends:
-                self._end_step(self.sequence)
+                self._end_step(self.sequence, until)
             self._reduce(self.sequence)
             self._decode()
         except kvd.Error as error:
@@ -131,8 +137,13 @@ class Row:
     def _grow(self, sequence: kvd.Sequence) -> None:
         if self.moved < self._others() and self.told.tokens >= max(self.told.target, self.later):
             self._borrow(sequence, self._others())
-        if self._has_own():
+        if not self._has_own() or self.told.tokens < self.full:
+            return
+        try:
             self._copy(sequence, self.behind() // self.size * self.size)
+        except kvd.Error as error:
+            logger.info("kvd: the blocks of request %s are copied later: %s", self.told.name, error)
+            self.full = self.told.tokens + self.size
 
     def _has_own(self) -> bool:
         """Return whether its next block is its own."""
@@ -165,17 +176,19 @@ class Row:
         sequence.borrow(pin, self.words[self.first:n * self.size], self.moved)
         self.first = n * self.size
 
-    def _end_step(self, sequence: kvd.Sequence) -> None:
-        """Let the daemon compare the step that has ended with earlier ones."""
+    def _end_step(self, sequence: kvd.Sequence, until: float) -> None:
+        """Let the daemon compare the step that has ended with earlier ones. If it is slow, what is alike is replaced later."""
         step, self.step = self.step, self.told.tokens
-        if not self.frequencies or not self._has_own():
+        if not self.frequencies or not self._has_own() or not self.space.setting("memshare"):
             return
         try:
+            if self.own and not room_for_steps(self.space, sequence.entries(), self.told.target):
+                return
             if (self.step - step) // self.size >= LONG_STEP:
                 self._copy(sequence, self.behind())
-            if self.first > step and (not self.own or room_for_steps(self.space, sequence.entries(), self.told.target)):
+            if self.first > step:
                 sequence.step(step, self.first - step)
-                sequence.wait(_reduction.PATIENCE_S)
+                sequence.wait(max(until - time.monotonic(), 0))
         except kvd.Error as error:
             logger.info("kvd: a step of request %s is not compared: %s", self.told.name, error)
 
@@ -193,9 +206,11 @@ class Row:
         return self.told.tokens - self.first
 
     def _reduce(self, sequence: kvd.Sequence) -> None:
-        budget, used = budget_of(self.space), self.behind() + sum(tokens_of(sequence.entries()))
+        budget = budget_of(self.space)
+        if not self.own or not budget or self.told.tokens < self.later:
+            return
         most = budget + slack_of(self.space, budget, self.told.tokens > self.told.target, self.moves)
-        if not self.own or not budget or used <= most or self.told.tokens < self.later:
+        if self.behind() + sum(tokens_of(sequence.entries())) <= most:
             return
         if self.moves:
             fetch_all(sequence)
@@ -268,9 +283,14 @@ class Row:
         if not self.own and not self.told.steps:
             return Count(0)
         entries = self.sequence.entries() if self.sequence is not None else []
-        blocks = {it.block for it in entries if it.data and not it.flags & kvd.EntryFlags.BORROWED}
-        gone = sum(not it.data and not it.flags & kvd.EntryFlags.DROPPED for it in entries)
+        blocks = {it.block for it in entries if it.data and not int(it.flags) & BORROWED}
+        gone = sum(not it.data and not int(it.flags) & DROPPED for it in entries)
         return Count(self.moved, len(blocks), gone)
+
+    def named(self) -> int:
+        """Return a block that is in vLLM's table of this request, and of no other one, once blocks may have left."""
+        n = 0 if self.own else self._others()
+        return self.ids[n] if n < len(self.ids) else self.writes
 
     def close(self) -> None:
         if self.reader:
@@ -310,11 +330,12 @@ class Rows:
             self.all.pop(number).close()
 
     def begin(self, told: dict[int, Told], memory: kvd.Memory) -> None:
+        until = time.monotonic() + _reduction.PATIENCE_S
         for block, it in told.items():
             if it.number not in self.all:
                 self.all[it.number] = Row(self.space, memory, it, self._frequencies() if it.steps else 0)
             row = self.now[block] = self.all[it.number]
-            row.begin(it, block)
+            row.begin(it, block, until)
         self.slots, self.places = None, dict(it for it in (row.place() for row in self.now.values()) if it)
 
     def _frequencies(self) -> int:
@@ -344,8 +365,8 @@ class Rows:
             row.end()
 
     def broken_blocks(self) -> set[int]:
-        """Return the first block of each request whose results of this step are wrong."""
-        return {row.ids[0] for row in self.now.values() if row.broken}
+        """Return a block of each request whose results of this step are wrong."""
+        return {row.named() for row in self.now.values() if row.broken}
 
     def done(self) -> Done | None:
         if not self.now:

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.model_executor.layers import rotary_embedding
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from ._rotation import frequencies_of, theta_of
+
+logger = init_logger("vllm." + __name__)
 
 NEWLINES = ("\n", "\u010a", "<0x0A>")     # as vocabularies write them
 
@@ -39,8 +42,12 @@ class Steps:
         """Ids of the tokens that end a step."""
         if self.given is not None:
             return frozenset(self.given)
-        tokenizer = cached_tokenizer_from_config(self.model)
-        return _ends_in(tokenizer) if tokenizer else frozenset()
+        try:
+            tokenizer = cached_tokenizer_from_config(self.model)
+            return _ends_in(tokenizer) if tokenizer else frozenset()
+        except Exception as error:      # of anybody's tokenizer: an engine goes on without steps
+            logger.warning("kvd: the tokens that end a step of reasoning: %s", error)
+            return frozenset()
 
     @cached_property
     def frequencies(self) -> torch.Tensor | None:
