@@ -100,7 +100,7 @@ struct kvd_seen {
         struct kvd_sequence *sequence;
         /*
          * [head_dim / 2] of the rotary embedding: radians per position by which elements i and
-         * i + head_dim / 2 of a key are rotated. For entries with a delta (MemShare).
+         * i + head_dim / 2 of a key are rotated. For entries with a delta.
          */
         const float *frequencies;
         /*

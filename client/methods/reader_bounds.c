@@ -106,7 +106,7 @@ static float bound(const float *q, const float *least, uint32_t dim) {
         return sum;
 }
 
-/* The queries as keys need them that were made at another position (MemShare). */
+/* The queries as keys need them that were made at another position. */
 static const float *turned(const struct kvd_reader *r, const float *q, uint32_t i, float *to) {
         const struct kvd_attention a = {.ops = r->ops,
                                         .dim = r->geometry->head_dim,

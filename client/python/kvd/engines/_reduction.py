@@ -87,6 +87,11 @@ def _parts(entries: list[kvd.Entry], first: int, end: int, own: bool) -> list[tu
     return parts
 
 
+def compares_steps(space: kvd.Space) -> bool:
+    """Return whether MemShare is on, which may change while a request runs."""
+    return bool(space.setting("memshare"))
+
+
 def room_for_steps(space: kvd.Space, entries: list[kvd.Entry], answer: int) -> bool:
     """Return whether KeyDiff could keep its budget if MemShare replaced every block that it may: such a block stays whole.
     answer: position of the answer's first token, before which none is replaced."""

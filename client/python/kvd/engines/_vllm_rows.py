@@ -29,8 +29,8 @@ from vllm.logger import init_logger
 import kvd
 
 from . import _reduction
-from ._reduction import (LONG_STEP, NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, room_for_steps,
-                         slack_of, tokens_of)
+from ._reduction import (LONG_STEP, NOTED, bring_back, budget_of, compares_steps, fetch_all, methods_of, missing, reduction,
+                         room_for_steps, slack_of, tokens_of)
 from ._vllm_steps import Steps
 
 logger = init_logger("vllm." + __name__)
@@ -179,7 +179,7 @@ class Row:
     def _end_step(self, sequence: kvd.Sequence, until: float) -> None:
         """Let the daemon compare the step that has ended with earlier ones. If it is slow, what is alike is replaced later."""
         step, self.step = self.step, self.told.tokens
-        if not self.frequencies or not self._has_own() or not self.space.setting("memshare"):
+        if not self.frequencies or not self._has_own() or not compares_steps(self.space):
             return
         try:
             if self.own and not room_for_steps(self.space, sequence.entries(), self.told.target):
