@@ -369,11 +369,13 @@ static void expect_no_other(struct machine *m, uint32_t at, uint32_t n) {
         static uint32_t other[DEEP_TOKENS];
         struct kvd_pin pin = {0};
         uint32_t id;
+        int64_t r;
         int fd;
 
         memcpy(other, deep_tokens(), sizeof other);
         other[at]++;
-        ck_assert(fetch_ended(kvd_fetch(deep, 0, 0, other, n, &fd), fd));
+        r = kvd_fetch(deep, 0, 0, other, n, &fd);
+        ck_assert(fetch_ended(r, fd));
         ck_assert_int_eq(kvd_lookup(deep, 0, other, n, &id, 1, &pin), 0);
         ck_assert_uint_eq(tier(m).hits, 0);
         kvd_space_close(deep);
