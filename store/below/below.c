@@ -62,6 +62,7 @@ struct below_space *below_space_of(const struct below *b, const struct space *sp
 void below_changes(struct below *b) {
         for (struct space *space = NULL; (space = store_space_after(b->store, space));) {
                 b->ops->state(space)->changes = UINT64_MAX;
+                b->ops->state(space)->path = 0; /* it may be longer now */
                 space_is_busy(space);
         }
 }

@@ -174,9 +174,9 @@ void remote_written(struct remote *remote, const struct kvd_key *names, const in
                 remote->info.written_bytes += space_block_bytes(q->space);
         }
         pause_after(remote, all == q->n ? all : noted, q->n);
-        if (!q->space || all == q->n)
+        if (!q->space || noted == q->n)
                 return;
-        if (!all || space_finds_whole(q->space)) /* others first: it may be refused again */
+        if (!noted || space_finds_whole(q->space)) /* others first: it may be refused again */
                 sweep_go_on(q->space, &remote_space_of(q->space)->below);
         sweep_again(&remote_space_of(q->space)->below);
 }

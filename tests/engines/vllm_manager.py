@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -228,6 +229,28 @@ def check_a_daemon_is_replaced_between_lookup_and_slots(_: str) -> None:
             assert it.ledger.space.match(TOKENS[:10 * SIZE]) == 10 * SIZE and not it.ledger.used
 
 
+def check_blocks_left_over_are_no_daemon(_: str) -> None:
+    """libkvd still has blocks of a daemon that is gone. New requests wait."""
+    with daemon("--pool", "16M", "--set", "daemon.segment=1M") as own, manager(own.socket, fixed=True) as it:
+        ended(it, request("before", TOKENS))
+        own.kill()
+        it.ledger.lose(kvd.ConnectionRefused(errno.ECONNREFUSED, "there is none"))
+        asked = request("asked", TOKENS)
+        for up in (False, True):
+            if up:
+                own.start()
+            for _ in range(20):
+                it.ledger.retry = 0.0
+                found, n, _ = it.get_computed_blocks(asked)
+                slots = it.allocate_slots(asked, asked.num_tokens - n, n, found, has_scheduled_reqs=False)
+                assert up or (slots is None and it.ledger.state != it.ledger.SERVING)
+                it.ledger.drop_found()
+                while up and not it.ledger.space.catch_up():
+                    time.sleep(0.01)
+        assert it.ledger.state == it.ledger.SERVING and it.ledger.chains
+        it.free(asked)
+
+
 def check_posts_that_are_lost_are_no_second_loss(_: str) -> None:
     """What the old daemon has not taken is reported by the next post, which is a live daemon's."""
     with daemon("--pool", "16M", "--set", "daemon.segment=1M") as own, manager(own.socket, fixed=True) as it:
@@ -425,5 +448,5 @@ if __name__ == "__main__":
                   check_only_own_blocks_are_zeroed, check_a_worker_maps_what_a_step_zeroes,
                   check_a_worker_meets_the_daemon_of_its_first_ids,
                   check_a_daemon_is_replaced_between_lookup_and_slots, check_posts_that_are_lost_are_no_second_loss,
-                  check_a_watermark):
+                  check_blocks_left_over_are_no_daemon, check_a_watermark):
         check(sys.argv[1])

@@ -5,12 +5,14 @@ KVReviver and HShare against vLLM alone."""
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from common import MODEL, ROOT, Instance, daemon, document
 from kvd.engines import _reduction
 from kvd.engines._transformers_model import geometry_of
 from kvd.engines._vllm_methods import Methods
-from kvd.engines._vllm_rows import Rows
+from kvd.engines._vllm_rows import Row, Rows, Told
 from kvd.engines._vllm_steps import Steps, _ends_in
 from kvd.engines.transformers import KvdCache
 from vllm_engine import Engine
@@ -302,6 +304,30 @@ def test_what_is_not_shared_borrows_nothing(it: Instance, alone: Engine, one: En
         assert methods.follow(request, 0) is not None and methods.follow(request, None) is None
         space.set("kvreviver", 1)
         assert methods.follow(request, None).own
+
+
+def test_a_borrow_that_fails_begins_anew(it: Instance, alone: Engine, one: Engine) -> None:
+    """Long prompts are borrowed in pieces, and the first ones may be in the table when another one is refused."""
+    words, borrow = document(170, 2 * BLOCK), kvd.Sequence.borrow
+
+    def refused(*given) -> None:
+        borrow(*given)
+        raise kvd.QuotaExceeded(errno.EDQUOT, "refused")
+
+    with kvd.connect(it.socket).space("begins-anew", geometry_of(model(), BLOCK)) as space:
+        space.set("hshare", 1)
+        with kvd.Pin(space) as pin:
+            pin.seal(space.alloc(2), words)
+        row, told = Row(space, space.memory(), Told(1, "it", 0, 0, [], [], 4, 0)), Told(1, "it", 0, 64, [7, 8], words, 4, 0)
+        kvd.Sequence.borrow = refused
+        try:
+            row.begin(told, 9, 0.0)
+            assert row.sequence is None and row.first == 0
+        finally:
+            kvd.Sequence.borrow = borrow
+        row.begin(replace(told, tokens=64 + BLOCK, ids=[], words=[]), 9, 0.0)
+        assert row.first == sum(entry.tokens for entry in row.sequence.entries()) == 2 * BLOCK
+        row.close()
 
 
 # ---- steps of reasoning ----------------------------------------------------------------------------------------------

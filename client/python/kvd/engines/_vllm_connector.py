@@ -36,7 +36,7 @@ register()      # for vLLM in the caller's process, where this module is importe
 
 logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
 
-PATIENCE_S = 10         # seconds in which a worker meets the daemon that its scheduler has met
+PATIENCE_S = 20         # seconds in which a worker meets the daemon that its scheduler has met; a call may take 5
 
 # Of workers by engine id, until a scheduler in the same process takes them.
 _spaces: dict[str, tuple[kvd.Space, Rows]] = {}
@@ -225,7 +225,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             raise RuntimeError(f"the scheduler uses space {step.space}, and this worker {self.space.name}: kvd's"
                                " fingerprints differ")
         apart = self.engine in _spaces          # in a process of its own: no scheduler has taken its space
-        met = step.era != self.era or (apart and step.top > 0 and step.cache != self.cache)
+        met = (step.era, step.cache) != (self.era, self.cache) and (step.top > 0 or not apart)
         if met and apart:
             self._meet(step.cache)
         if step.top > self.mapped or met:

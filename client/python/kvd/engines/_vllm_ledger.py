@@ -41,6 +41,7 @@ from ._vllm_session import Session
 logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
 
 REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; other errors of alloc and seal mean: no daemon
+UNUSABLE = (errno.ENOSPC, errno.EEXIST, errno.EPROTO, errno.EACCES)     # a larger pool, another space, version or user
 RETRY = 0.05                                # seconds between attempts to reach a daemon
 TELL = 60                                   # seconds between log lines about a full pool
 BATCH = 64                                  # objects per lookup
@@ -102,32 +103,29 @@ class Ledger:
 
     def fetch(self, n: int) -> bool:
         """Allocate until n blocks are free, if the pool has them. Returns whether they are."""
-        if len(self.free) >= n and self.state is self.SERVING:
-            return True
-        start = time.perf_counter()
-        if self.state is not self.STALE and (self.state is self.SERVING or start > self.retry):
-            full = self._take(max(n - len(self.free), 1))
-            if full:
-                self._tell_full(full)
-        self.numbers.take_s += time.perf_counter() - start
+        if len(self.free) < n and self.state is self.SERVING:
+            start = time.perf_counter()
+            self._take(n - len(self.free))
+            self.numbers.take_s += time.perf_counter() - start
         return len(self.free) >= n
 
-    def _take(self, n: int) -> kvd.Error | None:
-        """Allocate n blocks, or a batch of more. Returns the error if there are none."""
-        era = self.space.counters().reconnects
+    def _take(self, n: int) -> None:
+        """Allocate n blocks, or a batch of more."""
+        start, era = time.perf_counter(), self.space.counters().reconnects
         try:
             got = self.space.alloc(self.keep if n < self.keep <= self.space.available() else n)
         except kvd.Error as error:
             self.numbers.refused += 1
             if error.errno in REFUSED:
-                return error
-            self.lose(error)
-            return None
+                self._tell_full(error)
+            else:
+                self.lose(error, start)
+            return
         now = self.space.counters().reconnects
         if now != self.era and (now != era or self.is_busy() or self.found):
             self.space.free(got)        # of the next daemon's pool, or not: requests may have blocks of the old one
             self.lose(kvd.Stale(errno.ESTALE, "requests have blocks of the previous daemon"))
-            return None
+            return
         if self.state is not self.SERVING:
             logger.info("kvd: a daemon is available again")
             self.state = self.SERVING
@@ -139,7 +137,6 @@ class Ledger:
                 self.free.append(block)
             else:
                 self.null = block
-        return None
 
     def _note_pool(self) -> None:
         """Note that the blocks just allocated are of a new pool: workers in other processes must map that. If the daemon is
@@ -562,11 +559,15 @@ class Ledger:
 
     # ---- the daemon's life
 
-    def lose(self, error: kvd.Error) -> None:
+    def lose(self, error: kvd.Error, start: float | None = None) -> None:
         """Note that the daemon is gone. AWAY: no daemon runs. STALE: a new one runs, and all blocks of the old one must be
-        released."""
-        self.retry = time.perf_counter() + RETRY
-        if self.state is self.SERVING or error.errno not in (self.lost, errno.EAGAIN):
+        released. start: of the call that failed. One that hangs is asked again after as long as that took."""
+        now = time.perf_counter()
+        self.retry = now + RETRY + (now - start if start else 0)
+        if error.errno in UNUSABLE and error.errno != self.lost:
+            logger.error("kvd: requests wait, since the next daemon's pool cannot be used; restart vLLM (%s)", error)
+            self.lost = error.errno
+        elif self.state is self.SERVING or error.errno not in (self.lost, errno.EAGAIN):
             logger.warning("kvd: the daemon is gone; running requests continue unshared, new ones wait (%s)", error)
             self.lost = error.errno
         if error.errno == errno.ESTALE and self.state is not self.STALE:
@@ -581,14 +582,15 @@ class Ledger:
         that libkvd still has of the old pool do not count as a daemon's."""
         if not self.is_busy():
             self.forget()
-        if time.perf_counter() < self.retry:
+        start = time.perf_counter()
+        if self.state is self.STALE or start < self.retry:
             return
         try:
             self.space.catch_up(strict=True)
         except kvd.Error as error:
-            self.lose(error)
+            self.lose(error, start)
         else:
-            self.fetch(1)
+            self._take(1)
 
     def forget(self) -> None:
         """Release everything that is unused."""

@@ -173,8 +173,13 @@ class Row:
         if n <= self.moved:
             pin.release()
             return
-        sequence.borrow(pin, self.words[self.first:n * self.size], self.moved)
-        self.first = n * self.size
+        try:
+            sequence.borrow(pin, self.words[self.first:n * self.size], self.moved)
+            self.first = n * self.size
+        except kvd.Error:               # the table may have a part: vLLM's has all of it
+            self.close()
+            self.sequence, self.reader, self.decodes, self.first = None, None, False, 0
+            raise
 
     def _end_step(self, sequence: kvd.Sequence, until: float) -> None:
         """Let the daemon compare the step that has ended with earlier ones. If it is slow, what is alike is replaced later."""
