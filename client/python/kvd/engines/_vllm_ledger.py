@@ -123,7 +123,7 @@ class Ledger:
             return
         now = self.space.counters().reconnects
         if now != self.era and (now != era or self.is_busy() or self.found):
-            self.space.free(got)        # of the next daemon's pool, or not: requests may have blocks of the old one
+            self.space.free(got)        # the daemon was replaced: these and what requests have may be of different pools
             self.lose(kvd.Stale(errno.ESTALE, "requests have blocks of the previous daemon"))
             return
         if self.state is not self.SERVING:
