@@ -508,10 +508,17 @@ def test_an_engine_that_shares_steps_is_killed(it: Instance, alone: Engine, one:
             far.kill()
         nothing_is_held(small, "vllm-steps")
         small.check()
-        begin(two, len(say) + 20)
-        small.kill()
-        small.start()
-        close(two.hear(), expected, 1e-3)       # computed again in the new pool, where no method is on
+        for _ in range(20):         # a fast engine may have answered before the daemon is killed
+            before = two.do(op="numbers")["restarts"]
+            begin(two, len(say) + 20)
+            small.kill()
+            small.start()
+            got = two.hear()
+            if two.do(op="numbers")["restarts"] > before:
+                break
+            two.ask([document(142, 20)])        # meets the next daemon
+            switch(small, "vllm-steps", memshare="on")
+        close(got, expected, 1e-3)              # computed again in the new pool, where no method is on
         nothing_is_held(small, "vllm-steps")
         small.check()
 
