@@ -3,9 +3,10 @@
 #define KVD_ATTEND_H
 
 /*
- * Attention over blocks in place, for engines without a paged kernel of their own. For spaces in
- * host memory whose blocks are planes of f32, f16 or bf16. Runs on the calling thread, makes no
- * system call, and allocates memory only while its scratch buffer still grows.
+ * Attention over blocks in place, for engines without a paged kernel of their own. For spaces whose
+ * blocks are planes. In host memory it runs on the calling thread, makes no system call, and
+ * allocates memory only while its scratch buffer still grows. On a GPU it runs in a stream
+ * (kvd_batch, at the end of this file).
  *
  *      for each layer
  *              kvd_paged_write        store keys and values of new tokens in blocks being filled
@@ -248,6 +249,71 @@ int kvd_reader_select(kvd_reader *reader, uint32_t layer, enum kvd_select what, 
                       uint32_t n, uint32_t *to, uint32_t *n_to);
 
 void kvd_reader_stats(const kvd_reader *reader, struct kvd_reader_stats *ret);
+
+/* ---- on a GPU: a batch of requests ------------------------------------------------------------ */
+
+/*
+ * Attention in place in a space on a GPU, for the requests of a step together. It does for each what
+ * kvd_sequence_attention or kvd_reader_attention does on the processor, with the same masses within
+ * the tolerance of the arithmetic (sums in fp32). Without sliding windows, soft caps, sinks and
+ * exact rows, and a reader has one round: blocks for which there is no room are not seen.
+ *
+ *      each step          kvd_reader_begin     of each reader
+ *                         kvd_batch_begin      what the requests see: copied to the GPU
+ *        each layer       kvd_batch_attention
+ *                         kvd_batch_end
+ *                         kvd_reader_end       of each reader
+ *
+ * Kernels run in the order of the stream (kvd_cuda.h), after the kernels of the engine that have
+ * written the new tokens' keys and values. Calls do not wait for them, with these exceptions: in a
+ * layer whose queries a reader looks at, for the queries; in kvd_batch_end, for masses that a reader
+ * measures; and if memory on the GPU must grow. So what the requests name (blocks, sequences) must
+ * stay as it is until the stream has passed: apply changes (kvd_sequence_sync) after that. A stream
+ * that is being captured is refused: -EBUSY.
+ */
+typedef struct kvd_batch kvd_batch;
+
+struct kvd_batch_options {
+        uint32_t heads;           /* query heads, a multiple of kv_heads */
+        uint32_t dtype;           /* of queries and results: KVD_F32, KVD_F16 or KVD_BF16 */
+        float scale;              /* of scores, as in struct kvd_heads */
+        const float *frequencies; /* as in struct kvd_seen; copied */
+};
+
+struct kvd_request {
+        struct kvd_table table;        /* its new tokens, n >= 1, and the blocks they are in */
+        struct kvd_sequence *sequence; /* what they see before the table; NULL: nothing */
+        kvd_reader *reader;            /* of that sequence; NULL: all that is resident is seen */
+};
+
+/*
+ * Makes a batch for a space on a GPU, which must not be closed before it. Free it with
+ * kvd_batch_free, which waits for its kernels and returns NULL. A batch is used by one thread at a
+ * time, and by one stream unless the caller orders streams. -EINVAL: the space is not on a GPU, has
+ * several layer groups, opaque blocks or dtype i8, or an option is out of range. -ENOSYS: this build
+ * has no kernels. -ENOEXEC: none for this GPU. -ENOMEM
+ */
+int kvd_batch_new(kvd_space *space, const struct kvd_batch_options *options, kvd_batch **ret);
+kvd_batch *kvd_batch_free(kvd_batch *batch);
+
+/*
+ * Begins a step of n requests, which stay the caller's until kvd_batch_end. Requests of one token
+ * are faster if they come first. -EINVAL: a table or its blocks, as for kvd_sequence_attention; or
+ * an entry has a delta, and there are no frequencies. -ESTALE: tables and sequences belong to
+ * different daemons. After an error no step has begun.
+ */
+int kvd_batch_begin(kvd_batch *batch, uint32_t n, const struct kvd_request *requests, void *stream);
+
+/*
+ * Attends from all new tokens of the step, those of the first request first. q and out are device
+ * addresses of [tokens][heads][head_dim] numbers, with ldq and ldo numbers from one token to the
+ * next. Errors: those of kvd_reader_attention.
+ */
+int kvd_batch_attention(kvd_batch *batch, uint32_t layer, const void *q, size_t ldq, void *out,
+                        size_t ldo, void *stream);
+
+/* Ends the step, and adds the masses that readers measure. 0, or an error of the driver: -EIO */
+int kvd_batch_end(kvd_batch *batch, void *stream);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -57,7 +57,7 @@ struct device {
 
         pthread_mutex_t lock; /* protects what follows; never held during a driver call */
         bool streams;         /* stream memory operations work here */
-        cu_stream own;        /* if they do: an empty stream, to check the context with */
+        cu_stream own;        /* if they do: to write blocks, and to check the context with */
         shm_u64 *page;        /* owned mapping: the semaphore page; NULL if none */
         uint64_t page_bytes;
         cu_address page_at; /* device address of the page */
@@ -71,6 +71,10 @@ struct device {
 };
 
 /* memory_device.c */
+/*
+ * Writes to a block that this process fills. The data is there when it returns, for the worker, too.
+ */
+int device_store(struct view *view, void *to, const void *from, size_t bytes);
 bool device_drain_wanted(const struct view *view);
 bool device_is_mapping(const struct view *view); /* a thread is mapping or unmapping */
 /*
@@ -80,6 +84,8 @@ bool device_is_mapping(const struct view *view); /* a thread is mapping or unmap
 void device_drain(struct view *view);
 
 /* semaphore.c */
+/* With the device entered: -EBUSY: the stream is being captured. */
+int device_refuses(const struct device *d, cu_stream stream);
 int semaphore_open(struct view *view, int fd, uint32_t row, uint32_t token);
 bool semaphore_is_quiet(const struct view *view); /* our streams have kept all promises */
 /* waits until our streams have kept all promises; false: their context has failed */

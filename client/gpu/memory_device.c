@@ -207,6 +207,28 @@ static void unmap_all(struct view *view) {
                 kvd_device_unreserve(&view->device->gpu, (cu_address)view->base, view->reserved);
 }
 
+/* ---- writing --------------------------------------------------------------------------------- */
+
+int device_store(struct view *view, void *to, const void *from, size_t bytes) {
+        struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */
+        cu_stream stream = view->device->own;
+        cu_result error;
+        char words[128];
+        int r = kvd_device_enter(&gpu);
+
+        if (r < 0)
+                return device_fail(&gpu, r, "cannot write a block");
+        error = gpu.cuda->cuMemcpyHtoDAsync((cu_address)(uintptr_t)to, from, bytes, stream);
+        if (error == CU_OK)
+                error = gpu.cuda->cuStreamSynchronize(stream);
+        kvd_device_leave(&gpu);
+        return error == CU_OK ? 0 :
+                                client_fail(kvd_cuda_errno(error), "cannot write a block: %s",
+                                            kvd_cuda_why(gpu.cuda, error, words, sizeof words));
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
 static void release(struct view *view) {
         if (!view->device)
                 return;

@@ -54,11 +54,11 @@ static int enter(struct device *d) {
 }
 
 /*
- * Refuses a stream that is being captured, or the legacy default stream while a stream that
- * synchronizes with it is being captured. A graph would repeat what is valid only once, and waiting
- * for the stream would break the capture; this query does not. With the device entered.
+ * The legacy default stream is refused while a stream that synchronizes with it is being captured.
+ * A graph would repeat what is valid only once, and waiting for the stream would break the capture;
+ * this query does not.
  */
-static int refuse_capture(const struct device *d, cu_stream stream) {
+int device_refuses(const struct device *d, cu_stream stream) {
         int status = CU_NOT_CAPTURING;
         cu_result error = d->gpu.cuda->cuStreamIsCapturing(stream, &status);
 
@@ -74,7 +74,7 @@ static int wait_for_stream(struct device *d, void *stream) {
 
         if (r < 0)
                 return r;
-        r = refuse_capture(d, stream);
+        r = device_refuses(d, stream);
         error = r < 0 ? CU_OK : d->gpu.cuda->cuStreamSynchronize(stream);
         kvd_device_leave(&d->gpu);
         return error ? stream_fail(d, error, "the stream failed") : r;
@@ -300,7 +300,7 @@ int semaphore_promise(struct view *view, void *stream, struct promise *ret) {
         if (r < 0)
                 return r;
         if (d->streams) {
-                r = refuse_capture(d, stream);
+                r = device_refuses(d, stream);
                 error = r < 0 ? CU_OK : write_next(view, stream, ret);
                 kvd_device_leave(&d->gpu);
         }
@@ -355,7 +355,7 @@ int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t
         r = enter(d);
         if (r < 0)
                 return r;
-        r = refuse_capture(d, stream);
+        r = device_refuses(d, stream);
         /*
          * Once the daemon was replaced, a stream must not wait: it might never be released if the
          * producer dies. The CPU gives up after a time.

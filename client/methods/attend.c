@@ -60,7 +60,7 @@ static struct view *find_view(struct kvd_space *space, const void *view) {
         return it;
 }
 
-static int check_space(const struct kvd_space *space, uint32_t layer) {
+int attend_check_space(const struct kvd_space *space, uint32_t layer) {
         const struct kvd_shape *g = &space->geometry;
 
         if (space_check(space) < 0)
@@ -76,17 +76,13 @@ static int check_space(const struct kvd_space *space, uint32_t layer) {
         return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
 }
 
-static int check_table(const struct kvd_space *space, const struct view *view,
-                       const struct kvd_table *t) {
+int attend_find_table(struct kvd_space *space, const struct kvd_table *t, struct view **ret) {
         uint64_t room = (uint64_t)t->n_blocks * space->geometry.block_tokens;
 
-        if (!view)
+        *ret = find_view(space, t->view);
+        if (!*ret)
                 return client_fail(-EINVAL,
                                    "the table's view is not that of a pin or block of this space");
-        if (view->device)
-                return client_fail(
-                        -EINVAL,
-                        "the space's blocks are on a GPU, and this attention runs on the CPU");
         if (t->n == 0 || (uint64_t)t->first + t->n > room)
                 return client_fail(-EINVAL,
                                    "%u tokens from position %u on, in a table of %u blocks", t->n,
@@ -97,14 +93,15 @@ static int check_table(const struct kvd_space *space, const struct view *view,
 int attend_find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
                       struct attend_layer *ret) {
         struct view *view;
-        int r = check_space(space, number);
+        int r = attend_check_space(space, number);
 
+        if (r == 0)
+                r = attend_find_table(space, t, &view);
         if (r < 0)
                 return r;
-        view = find_view(space, t->view);
-        r = check_table(space, view, t);
-        if (r < 0)
-                return r;
+        if (view->device)
+                return client_fail(-EINVAL, "the space's blocks are on a GPU, and this attention "
+                                            "runs on the CPU: use kvd_batch_attention");
         *ret = (struct attend_layer){.geometry = &space->geometry,
                                      .ops = client_ops(),
                                      .view = view};
@@ -114,9 +111,17 @@ int attend_find_layer(struct kvd_space *space, uint32_t number, const struct kvd
         return 0;
 }
 
+int attend_check_block(const struct view *view, uint32_t id) {
+        if (id < view->ix->capacity && view_has(view, kvd_segment_of(view->ix, id)))
+                return 0;
+        return client_fail(-EINVAL, "block %u of the table is not mapped", id);
+}
+
 static int find_block(const struct view *view, uint32_t id, uint8_t **ret) {
-        if (id >= view->ix->capacity || !view_has(view, kvd_segment_of(view->ix, id)))
-                return client_fail(-EINVAL, "block %u of the table is not mapped", id);
+        int r = attend_check_block(view, id);
+
+        if (r < 0)
+                return r;
         *ret = view->base + id * view->ix->block_bytes;
         return 0;
 }

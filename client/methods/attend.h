@@ -2,7 +2,7 @@
 #ifndef KVD_CLIENT_METHODS_ATTEND_H
 #define KVD_CLIENT_METHODS_ATTEND_H
 
-/* What kvd_paged_attention and kvd_sequence_attention have in common: checks, and memory. */
+/* What the attentions over tables have in common: checks, what is seen, and memory. */
 
 #include "client/gpu/gpu_view.h"
 #include "client/kvd_attend.h"
@@ -19,7 +19,12 @@ struct attend_layer {
         size_t keys, values; /* bytes from a block's start */
 };
 
-/* Checks a table and finds its layer. -EINVAL, -ECHILD */
+/* Whether attention can read the space's blocks, and it has that layer. -EINVAL, -ECHILD */
+int attend_check_space(const struct kvd_space *space, uint32_t layer);
+/* Finds the memory of a table's blocks. -EINVAL: it has none here, or no room for its new tokens. */
+int attend_find_table(struct kvd_space *space, const struct kvd_table *t, struct view **ret);
+int attend_check_block(const struct view *view, uint32_t id); /* -EINVAL: not mapped */
+/* All of that, and the layer's place in host memory. -EINVAL: also the blocks are on a GPU */
 int attend_find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
                       struct attend_layer *ret);
 /* Returns the addresses of the first n blocks of a table. -EINVAL: one is not mapped. */
@@ -31,6 +36,14 @@ struct kvd_attention attend_describe(const struct attend_layer *l, const struct 
                                      const struct kvd_heads *heads);
 /* Sets the exact rows, of at most that many positions, the newest ones. a->first and a->n are set. */
 void attend_exact(const struct kvd_heads *heads, uint32_t most, struct kvd_attention *a);
+/*
+ * Lists the slots that are seen of n entries, of which entry i has fill[i] tokens, and then those up
+ * to n_slots: a table's. chosen: only these n_chosen slots of the entries; NULL: all. to has room for
+ * all of them. Returns how many they are.
+ */
+uint32_t attend_list(const uint32_t *fill, uint32_t n, uint32_t block_tokens, uint32_t n_slots,
+                     const uint32_t *chosen, uint32_t n_chosen, uint32_t *to);
+
 /* A part of an attention, to be merged with others. */
 struct attend_part {
         const bool *without; /* [entries] that are not in it; NULL: all are */

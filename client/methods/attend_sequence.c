@@ -28,6 +28,7 @@ struct call {
         struct attend_layer layer;
 
         const uint8_t **blocks;
+        uint32_t *fill;     /* [n] tokens of each entry; 0: not resident */
         float *mass;        /* [n_blocks] */
         uint32_t *list;     /* [n_slots] slots that are seen */
         uint32_t *rotation; /* [n_blocks] */
@@ -104,6 +105,7 @@ static void lay_out(struct call *c, uintptr_t base) {
 
         c->used = 0;
         c->blocks = (const uint8_t **)(base + place(c, c->n_blocks * sizeof *c->blocks));
+        c->fill = (uint32_t *)(base + place(c, c->n * sizeof *c->fill));
         c->mass = (float *)(base + place(c, c->n_blocks * sizeof *c->mass));
         c->list = (uint32_t *)(base + place(c, n_listed * sizeof *c->list));
         c->rotation = (uint32_t *)(base + place(c, n_turned * sizeof *c->rotation));
@@ -117,8 +119,10 @@ static int fill_blocks(struct call *c) {
         const bool *without = c->part ? c->part->without : NULL;
         uint32_t n_behind = c->n_blocks - c->n;
 
-        for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t i = 0; i < c->n; i++) {
                 c->blocks[i] = without && without[i] ? NULL : c->entries[i].data;
+                c->fill[i] = c->blocks[i] ? c->entries[i].n_tokens : 0;
+        }
         if (!c->part || c->part->behind)
                 return attend_find_blocks(&c->layer, c->tail, n_behind, c->blocks + c->n);
         memset(c->blocks + c->n, 0, n_behind * sizeof *c->blocks);
@@ -134,43 +138,51 @@ static void fill_rotations(struct call *c) {
                       c->rotation, c->rotations, c->turned);
 }
 
-/* Lists the slots of the tail, behind n others. Returns how many there are now. */
-static uint32_t list_tail(struct call *c, uint32_t n) {
-        for (uint32_t slot = c->n * c->layer.geometry->block_tokens; slot < c->n_slots; slot++)
-                c->list[n++] = slot;
-        return n;
-}
+static uint32_t list_all(const uint32_t *fill, uint32_t n, uint32_t block_tokens, uint32_t *to) {
+        uint32_t listed = 0;
 
-static uint32_t list_all(struct call *c) {
-        uint32_t bt = c->layer.geometry->block_tokens, n = 0;
-
-        for (uint32_t i = 0; i < c->n; i++)
-                for (uint32_t j = 0; c->entries[i].data && j < c->entries[i].n_tokens; j++)
-                        c->list[n++] = i * bt + j;
-        return list_tail(c, n);
+        for (uint32_t i = 0; i < n; i++)
+                for (uint32_t j = 0; j < fill[i]; j++)
+                        to[listed++] = i * block_tokens + j;
+        return listed;
 }
 
 /* Chosen slots that hold no token are left out. */
-static uint32_t list_chosen(struct call *c, uint32_t head) {
-        uint32_t bt = c->layer.geometry->block_tokens, n = 0;
-        const uint32_t *chosen = c->seen->chosen[head];
+static uint32_t list_chosen(const uint32_t *fill, uint32_t n, uint32_t block_tokens,
+                            const uint32_t *chosen, uint32_t n_chosen, uint32_t *to) {
+        uint32_t listed = 0;
 
-        for (uint32_t i = 0; i < c->seen->n_chosen[head]; i++) {
-                uint32_t entry = chosen[i] / bt;
+        for (uint32_t i = 0; i < n_chosen; i++) {
+                uint32_t slot = chosen[i], entry = slot / block_tokens;
 
-                if (entry < c->n && c->entries[entry].data &&
-                    chosen[i] % bt < c->entries[entry].n_tokens &&
-                    (n == 0 || chosen[i] > c->list[n - 1]))
-                        c->list[n++] = chosen[i];
+                if (entry < n && slot % block_tokens < fill[entry] &&
+                    (listed == 0 || slot > to[listed - 1]))
+                        to[listed++] = slot;
         }
-        return list_tail(c, n);
+        return listed;
+}
+
+uint32_t attend_list(const uint32_t *fill, uint32_t n, uint32_t block_tokens, uint32_t n_slots,
+                     const uint32_t *chosen, uint32_t n_chosen, uint32_t *to) {
+        uint32_t listed = chosen ? list_chosen(fill, n, block_tokens, chosen, n_chosen, to) :
+                                   list_all(fill, n, block_tokens, to);
+
+        for (uint32_t slot = n * block_tokens; slot < n_slots; slot++)
+                to[listed++] = slot;
+        return listed;
 }
 
 static void choose(struct call *c, uint32_t head, struct kvd_attention *a) {
+        static const uint32_t none; /* an empty list may be NULL */
+        const uint32_t *chosen = c->seen->chosen ? c->seen->chosen[head] : NULL;
+
         if (c->seen->chosen)
-                a->n_chosen = list_chosen(c, head);
+                a->n_chosen = attend_list(c->fill, c->n, a->block_tokens, c->n_slots,
+                                          chosen ? chosen : &none, c->seen->n_chosen[head],
+                                          c->list);
         else if (c->gaps && head == 0)
-                a->n_chosen = list_all(c);
+                a->n_chosen = attend_list(c->fill, c->n, a->block_tokens, c->n_slots, NULL, 0,
+                                          c->list);
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "client/internal.h"
+#include "client/gpu/gpu_view.h"
 #include "client/methods/reader.h"
 #include "ipc/base/sys.h"
 
@@ -407,6 +407,15 @@ void selection_take(struct kvd_reader *r) {
                 free_asked(r);
 }
 
+static int write_block(const struct kvd_reader *r, uint8_t *to, const void *from, size_t bytes) {
+        struct view *view = r->sequence->view;
+
+        if (view->device)
+                return device_store(view, to, from, bytes);
+        memcpy(to, from, bytes);
+        return 0;
+}
+
 /* The worker reads the bits in place, from blocks of ours that we keep as long as it needs them. */
 static int ask_sharing(struct kvd_reader *r, const struct sets *sets) {
         uint64_t bytes = reader_index(r, r->geometry->layers, 0) * sets->queries * sets->words *
@@ -414,18 +423,19 @@ static int ask_sharing(struct kvd_reader *r, const struct sets *sets) {
         uint64_t block_bytes = r->sequence->view->ix->block_bytes;
         struct selection *s = r->selection;
         uint32_t n = (uint32_t)DIV_UP(bytes, block_bytes);
-        int got;
+        int got, e = 0;
 
         if (n > MOST_ASKED)
                 return 0;
         s->asked = sys->calloc(n, sizeof *s->asked);
         got = s->asked ? kvd_alloc(r->sequence->space, n, s->asked) : 0;
         s->n_asked = (uint32_t)MAX(got, 0);
-        for (uint32_t i = 0; s->n_asked == n && i < n; i++)
-                memcpy(s->asked[i].data, (const uint8_t *)sets->bits + i * block_bytes,
-                       MIN(block_bytes, bytes - i * block_bytes));
-        if (s->n_asked < n || kvd_sequence_critical(r->sequence, n, s->asked, sets->queries,
-                                                    sets->words, s->window.middle) < 0) {
+        for (uint32_t i = 0; e == 0 && s->n_asked == n && i < n; i++)
+                e = write_block(r, s->asked[i].data, (const uint8_t *)sets->bits + i * block_bytes,
+                                MIN(block_bytes, bytes - i * block_bytes));
+        if (e < 0 || s->n_asked < n ||
+            kvd_sequence_critical(r->sequence, n, s->asked, sets->queries, sets->words,
+                                  s->window.middle) < 0) {
                 free_asked(r);
                 return 0;
         }

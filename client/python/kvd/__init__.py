@@ -38,6 +38,7 @@ only the standard library and libkvd: $KVD_LIBRARY, or the one inside this packa
 """
 
 from ._attend import Exact, Table
+from ._batch import Batch, Request
 from ._block import Block
 from ._daemon import Daemon, connect
 from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
@@ -56,13 +57,13 @@ from ._space import Counters, Space
 from ._tensor import Memory, View
 from ._tokens import Tokens
 
-__all__ = ["Block", "Busy", "Cleared", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon",
+__all__ = ["Batch", "Block", "Busy", "Cleared", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon",
            "DaemonNotFound", "DataLost", "Entry", "EntryFlags", "Error", "Exact", "Fetch", "Follow", "Forked", "Geometry",
-           "Invalid", "Labels", "Lease", "Memory", "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd",
-           "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Reader", "ReaderStats", "Refused", "Removed",
-           "Sequence", "Sharing", "Space", "Stale", "Stats", "Stored", "Table", "TimedOut", "Tokens", "TooMany", "View",
-           "__version__", "connect", "fingerprint"]
+           "Invalid", "Labels", "Lease", "Memory", "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd", "NotSupported",
+           "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Reader", "ReaderStats", "Refused", "Removed",
+           "Request", "Sequence", "Sharing", "Space", "Stale", "Stats", "Stored", "Table", "TimedOut", "Tokens", "TooMany",
+           "View", "__version__", "connect", "fingerprint"]
 
-for _it in (Block, Cleared, Counters, Daemon, Entry, EntryFlags, Exact, Fetch, Follow, Geometry, Labels, Lease, Memory, Pin,
-            Reader, ReaderStats, Removed, Sequence, Sharing, Space, Stats, Stored, Table, View):
+for _it in (Batch, Block, Cleared, Counters, Daemon, Entry, EntryFlags, Exact, Fetch, Follow, Geometry, Labels, Lease,
+            Memory, Pin, Reader, ReaderStats, Removed, Request, Sequence, Sharing, Space, Stats, Stored, Table, View):
     _it.__module__ = "kvd"

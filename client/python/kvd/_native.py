@@ -58,6 +58,14 @@ class ReaderStatsStruct(Structure):
     _fields_ = [(name, c_uint64) for name in ("selections", "misses", "late", "most_resident", "select_ns", "fetch_ns")]
 
 
+class BatchOptionsStruct(Structure):
+    _fields_ = [("heads", c_uint32), ("dtype", c_uint32), ("scale", c_float), ("frequencies", c_void_p)]
+
+
+class RequestStruct(Structure):
+    _fields_ = [("table", TableStruct), ("sequence", c_void_p), ("reader", c_void_p)]
+
+
 class BlockStruct(Structure):
     _fields_ = [("data", c_void_p), ("view", c_void_p), ("id", c_uint32), ("generation", c_uint32)]
 
@@ -226,6 +234,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_reader_end": (c_int, (_HANDLE,)),
     "kvd_reader_decode": (c_int, (_HANDLE, c_uint32)),
     "kvd_reader_select": (c_int, (_HANDLE, c_uint32, c_int, _ADDRESS, c_uint32, _ADDRESS, _ADDRESS)),
+    "kvd_batch_new": (c_int, (_HANDLE, POINTER(BatchOptionsStruct), _RET)),
+    "kvd_batch_free": (c_void_p, (_HANDLE,)),
+    "kvd_batch_begin": (c_int, (_HANDLE, c_uint32, POINTER(RequestStruct), c_void_p)),
+    "kvd_batch_attention": (c_int, (_HANDLE, c_uint32, _ADDRESS, ctypes.c_size_t, _ADDRESS, ctypes.c_size_t, c_void_p)),
+    "kvd_batch_end": (c_int, (_HANDLE, c_void_p)),
     "kvd_reader_stats": (None, (_HANDLE, POINTER(ReaderStatsStruct))),
 }
 

@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention of a step's requests on a GPU. What they see is copied to the GPU when the step begins,
+ * and for each layer the lists of what readers have selected. Requests of one token are one launch,
+ * and the others another.
+ */
+
+#include "client/methods/batch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/methods/reader.h"
+#include "ipc/base/sys.h"
+
+static const struct kvd_shape *shape(const struct kvd_batch *b) {
+        return &b->space->geometry;
+}
+
+static int checked(struct kvd_batch *b, int error) {
+        return error < 0 ? batch_failed(&b->gpu, error) : 0;
+}
+
+static int driver(struct kvd_batch *b, cu_result error, const char *what) {
+        return checked(b, gpu_check(&b->gpu, error, what));
+}
+
+/* Encloses the work of a call. -EBUSY: the stream is being captured. */
+static int enter(struct kvd_batch *b, cu_stream stream) {
+        int r = space_check(b->space) < 0 ? -ECHILD : checked(b, gpu_enter(&b->gpu));
+
+        if (r < 0)
+                return r;
+        r = device_refuses(b->rows.view->device, stream);
+        if (r < 0)
+                gpu_leave(&b->gpu);
+        return r;
+}
+
+/* ---- what the step sees ---------------------------------------------------------------------- */
+
+static int send_tables(struct kvd_batch *b, cu_stream stream) {
+        struct tables t = rows_lay_out(&b->rows, shape(b), NULL);
+        int r = twin_grow(&b->gpu, &b->tables, t.bytes, stream);
+
+        if (r < 0)
+                return r;
+        t = rows_lay_out(&b->rows, shape(b), b->tables.host);
+        rows_write(&b->rows, shape(b), b->frequencies, &t);
+        return twin_send(&b->gpu, &b->tables, t.bytes, stream);
+}
+
+static int record_copy(struct kvd_batch *b, cu_stream stream) {
+        return driver(b, b->gpu.cuda->cuEventRecord(b->copied, stream), "cuEventRecord");
+}
+
+static int send_lists(struct kvd_batch *b, cu_stream stream) {
+        size_t rows = (size_t)b->rows.n * shape(b)->kv_heads;
+        uint32_t ld = rows_most_listed(&b->rows, shape(b));
+        size_t numbers = ALIGN_UP(rows * sizeof(uint32_t), ATTEND_LINE),
+               bytes = numbers + rows * ld * sizeof(uint32_t);
+        int r = twin_grow(&b->gpu, &b->lists, bytes, stream);
+
+        if (r < 0)
+                return r;
+        rows_list(&b->rows, shape(b), ld, (uint32_t *)b->lists.host,
+                  (uint32_t *)(b->lists.host + numbers));
+        b->ld_lists = ld;
+        r = twin_send(&b->gpu, &b->lists, bytes, stream);
+        return r < 0 ? r : record_copy(b, stream);
+}
+
+static size_t mass_bytes(const struct kvd_batch *b) {
+        return (size_t)b->rows.n * shape(b)->kv_heads * b->rows.ld * sizeof(float);
+}
+
+static int clear_masses(struct kvd_batch *b, cu_stream stream) {
+        int r;
+
+        b->measures = false;
+        for (uint32_t i = 0; i < b->rows.n; i++)
+                b->measures |= b->rows.at[i].reader && reader_mass(b->rows.at[i].reader);
+        if (!b->measures)
+                return 0;
+        r = twin_grow(&b->gpu, &b->masses, mass_bytes(b), stream);
+        return r < 0 ? r :
+                       driver(b,
+                              b->gpu.cuda->cuMemsetD8Async(b->masses.device, 0, mass_bytes(b),
+                                                           stream),
+                              "cuMemsetD8Async");
+}
+
+/* The host memory of earlier copies may be written again only after the stream has passed them. */
+static int send_all(struct kvd_batch *b, cu_stream stream) {
+        int r = rows_refresh(&b->rows, shape(b), b->frequencies);
+
+        b->ld_lists = 0;
+        if (r == 0)
+                r = driver(b, b->gpu.cuda->cuEventSynchronize(b->copied), "cuEventSynchronize");
+        if (r == 0)
+                r = send_tables(b, stream);
+        if (r == 0)
+                r = record_copy(b, stream);
+        return r < 0 || !b->rows.gaps ? r : send_lists(b, stream);
+}
+
+static int check_readers(const struct kvd_batch *b) {
+        uint32_t group = b->options.heads / shape(b)->kv_heads;
+
+        for (uint32_t i = 0; i < b->rows.n; i++)
+                if (b->rows.at[i].reader && b->rows.at[i].reader->group != group)
+                        return client_fail(-EINVAL, "the batch and a reader differ in query heads");
+        return b->rows.view->device->gpu.ordinal == b->gpu.ordinal ?
+                       0 :
+                       client_fail(-ESTALE, "the next daemon's pool is on another GPU");
+}
+
+int kvd_batch_begin(struct kvd_batch *b, uint32_t n, const struct kvd_request *requests,
+                    void *stream) {
+        int r = attend_check_space(b->space, 0);
+
+        b->rows.n = 0;
+        if (r == 0 && n == 0)
+                r = client_fail(-EINVAL, "a step of no requests");
+        if (r == 0)
+                r = rows_take(&b->rows, b->space, n, requests);
+        if (r == 0)
+                r = check_readers(b);
+        if (r == 0)
+                r = enter(b, stream);
+        if (r == 0) {
+                r = send_all(b, stream);
+                if (r == 0)
+                        r = clear_masses(b, stream);
+                gpu_leave(&b->gpu);
+        }
+        if (r < 0)
+                b->rows.n = 0;
+        return r;
+}
+
+/* ---- what queries need ----------------------------------------------------------------------- */
+
+/* Queries as the caller has them on the GPU. */
+struct queries {
+        cu_address at;
+        size_t ld; /* numbers */
+};
+
+static size_t number_bytes(const struct kvd_batch *b) {
+        return b->options.dtype == KVD_F32 ? 4 : 2;
+}
+
+static size_t width(const struct kvd_batch *b) {
+        return (size_t)b->options.heads * shape(b)->head_dim;
+}
+
+static bool looks(const struct row *row) {
+        return row->reader && reader_looks(row->reader);
+}
+
+/* Copies the queries of all rows whose readers look, one token behind the other, and waits. */
+static int fetch_queries(struct kvd_batch *b, struct queries q, cu_stream stream) {
+        size_t token = width(b) * number_bytes(b), ld = q.ld * number_bytes(b), at = 0;
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < b->rows.n; i++) {
+                const struct row *row = b->rows.at + i;
+
+                for (uint32_t t = 0; r == 0 && looks(row) && t < row->table.n; t++, at += token)
+                        r = driver(b,
+                                   b->gpu.cuda->cuMemcpyDtoHAsync(b->queries.host + at,
+                                                                  q.at + (row->token + t) * ld,
+                                                                  token, stream),
+                                   "cuMemcpyDtoHAsync");
+        }
+        return r < 0 ? r :
+                       driver(b, b->gpu.cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
+}
+
+static size_t count_looking(const struct kvd_batch *b) {
+        size_t n = 0;
+
+        for (uint32_t i = 0; i < b->rows.n; i++)
+                n += looks(b->rows.at + i) ? b->rows.at[i].table.n : 0;
+        return n;
+}
+
+static int make_floats(struct kvd_batch *b, size_t n) {
+        if (n <= b->n_floats)
+                return 0;
+        free(b->floats);
+        b->floats = sys->calloc(n, sizeof *b->floats);
+        b->n_floats = b->floats ? n : 0;
+        return b->floats ? 0 : client_fail(-ENOMEM, "no memory for queries");
+}
+
+/* Lets the readers look, and takes what their queries need. */
+static int look_all(struct kvd_batch *b, uint32_t layer) {
+        size_t at = 0;
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < b->rows.n; i++) {
+                struct row *row = b->rows.at + i;
+                size_t n = looks(row) ? row->table.n * width(b) : 0;
+
+                for (size_t k = 0; k < n; k += shape(b)->head_dim)
+                        client_ops()->read_row(b->floats + k,
+                                               b->queries.host + at + k * number_bytes(b),
+                                               shape(b)->head_dim,
+                                               (enum kvd_number)b->options.dtype);
+                at += n * number_bytes(b);
+                if (n)
+                        r = kvd_reader_look(row->reader, layer, b->floats, width(b));
+                if (n && r == 0)
+                        reader_seen(row->reader, layer, &row->seen);
+        }
+        return r;
+}
+
+/* Whether a row's blocks are others than those that the GPU has been told. */
+static bool moved(const struct kvd_batch *b) {
+        const struct tables t = rows_lay_out(&b->rows, shape(b), b->tables.host);
+
+        for (uint32_t i = 0; i < b->rows.n; i++) {
+                const struct row *row = b->rows.at + i;
+                const uint32_t *ids = t.ids + (size_t)i * b->rows.ld;
+
+                for (uint32_t k = 0; looks(row) && k < row->n_entries; k++)
+                        if (ids[k] != (row->entries[k].data ? row->entries[k].block : GPU_NO_BLOCK))
+                                return true;
+        }
+        return false;
+}
+
+static int look(struct kvd_batch *b, uint32_t layer, struct queries q, cu_stream stream) {
+        size_t n = count_looking(b);
+        int r = twin_grow(&b->gpu, &b->queries, n * width(b) * number_bytes(b), stream);
+
+        if (r == 0)
+                r = make_floats(b, b->rows.most * width(b));
+        if (r == 0)
+                r = fetch_queries(b, q, stream);
+        if (r == 0)
+                r = look_all(b, layer);
+        if (r == 0 && moved(b))
+                r = send_all(b, stream);
+        return r;
+}
+
+/* Whether the layer's attention needs lists that the GPU does not have yet. */
+static bool selects(const struct kvd_batch *b) {
+        for (uint32_t i = 0; i < b->rows.n; i++)
+                if (b->rows.at[i].seen.chosen)
+                        return true;
+        return false;
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* Rows [first, first + n): of one new token each, or of more. */
+struct part {
+        uint32_t first, n;
+        bool single;
+};
+
+static void add_lists(const struct kvd_batch *b, uint32_t first, struct gpu_attend *a) {
+        size_t rows = (size_t)b->rows.n * a->kv_heads, at = (size_t)first * a->kv_heads;
+
+        if (!b->ld_lists)
+                return;
+        a->n_chosen = b->lists.device + at * sizeof(uint32_t);
+        a->chosen = b->lists.device + ALIGN_UP(rows * sizeof(uint32_t), ATTEND_LINE) +
+                    at * b->ld_lists * sizeof(uint32_t);
+        a->ld_chosen = a->max_chosen = b->ld_lists;
+}
+
+static void add_masses(const struct kvd_batch *b, uint32_t first, struct gpu_attend *a) {
+        if (!b->measures)
+                return;
+        a->block_mass = b->masses.device + (size_t)first * a->kv_heads * b->rows.ld * sizeof(float);
+        a->ld_block_mass = b->rows.ld;
+}
+
+static void add_tables(const struct kvd_batch *b, const struct part *p, struct gpu_attend *a) {
+        const struct tables t = rows_lay_out(&b->rows, shape(b), NULL);
+        cu_address base = b->tables.device;
+        size_t blocks = (size_t)p->first * b->rows.ld * sizeof(uint32_t);
+
+        a->blocks.ids = base + (uintptr_t)t.ids + blocks;
+        a->ld_blocks = b->rows.ld;
+        a->lengths = base + (uintptr_t)(t.lengths + p->first);
+        a->starts = p->single ? 0 : base + (uintptr_t)(t.starts + p->first);
+        if (!b->rows.n_turned)
+                return;
+        a->rotation = base + (uintptr_t)t.rotation + blocks;
+        a->rotations = base + (uintptr_t)t.rotations;
+}
+
+static struct gpu_attend describe(const struct kvd_batch *b, uint32_t layer, const struct part *p) {
+        const struct kvd_shape *g = shape(b);
+        const struct view *view = b->rows.view;
+        struct kvd_layer_view at;
+        struct gpu_attend a;
+
+        layer_lay_out(view->ix, view->base, layer, &at);
+        a = (struct gpu_attend){
+                .blocks = {(cu_address)(uintptr_t)view->base, view->ix->block_bytes},
+                .k_offset = (uint64_t)(at.keys - view->base),
+                .v_offset = (uint64_t)(at.values - view->base),
+                .head_stride = at.head_stride,
+                .token_stride = at.token_stride,
+                .number = g->dtype,
+                .block_tokens = g->block_tokens,
+                .dim = g->head_dim,
+                .kv_heads = g->kv_heads,
+                .group = b->options.heads / g->kv_heads,
+                .n_sequences = p->n,
+                .max_length = b->rows.longest,
+                .max_tokens = b->rows.most,
+                .q_number = b->options.dtype,
+                .out_number = b->options.dtype,
+                .scale = b->options.scale,
+                .q_head = g->head_dim,
+                .out_head = g->head_dim,
+        };
+        add_tables(b, p, &a);
+        add_lists(b, p->first, &a);
+        add_masses(b, p->first, &a);
+        return a;
+}
+
+static int attend(struct kvd_batch *b, uint32_t layer, const struct part *p, struct queries q,
+                  cu_address out, size_t ldo, cu_stream stream) {
+        struct gpu_attend a = describe(b, layer, p);
+        size_t token = b->rows.at[p->first].token;
+        int r;
+
+        a.q = q.at + token * q.ld * number_bytes(b);
+        a.q_token = q.ld;
+        a.out = out + token * ldo * number_bytes(b);
+        a.out_token = ldo;
+        r = twin_grow(&b->gpu, &b->workspace, gpu_attend_workspace(&b->gpu, &a), stream);
+        if (r < 0)
+                return r;
+        a.workspace = b->workspace.device;
+        a.workspace_bytes = b->workspace.bytes;
+        return checked(b, p->single ? gpu_attend_decode(&b->gpu, stream, &a) :
+                                      gpu_attend_prefill(&b->gpu, stream, &a));
+}
+
+static int attend_all(struct kvd_batch *b, uint32_t layer, struct queries q, cu_address out,
+                      size_t ldo, cu_stream stream) {
+        const struct part parts[] = {
+                {0, b->rows.n_single, true},
+                {b->rows.n_single, b->rows.n - b->rows.n_single, false},
+        };
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < ARRAY_SIZE(parts); i++)
+                if (parts[i].n)
+                        r = attend(b, layer, &parts[i], q, out, ldo, stream);
+        return r;
+}
+
+int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size_t ldq, void *out,
+                        size_t ldo, void *stream) {
+        const struct queries queries = {(cu_address)(uintptr_t)q, ldq};
+        int r = attend_check_space(b->space, layer);
+
+        if (r == 0 && b->rows.n == 0)
+                r = client_fail(-EINVAL, "no step has begun");
+        if (r == 0)
+                r = enter(b, stream);
+        if (r < 0)
+                return r;
+        if (b->rows.looks)
+                r = look(b, layer, queries, stream);
+        if (r == 0 && b->rows.looks && (b->rows.gaps || selects(b)))
+                r = send_lists(b, stream);
+        else if (r == 0 && !b->rows.gaps)
+                b->ld_lists = 0;
+        if (r == 0)
+                r = attend_all(b, layer, queries, (cu_address)(uintptr_t)out, ldo, stream);
+        gpu_leave(&b->gpu);
+        return r;
+}
+
+/* ---- the end of a step ----------------------------------------------------------------------- */
+
+static void add_mass(const struct kvd_batch *b, uint32_t i) {
+        const struct row *row = b->rows.at + i;
+        float *to = row->reader ? reader_mass(row->reader) : NULL;
+        const float *from = (const float *)b->masses.host;
+
+        for (uint32_t h = 0; to && h < shape(b)->kv_heads; h++)
+                for (uint32_t k = 0; k < row->n_entries; k++)
+                        to[k] += from[((size_t)i * shape(b)->kv_heads + h) * b->rows.ld + k];
+}
+
+static int take_masses(struct kvd_batch *b, cu_stream stream) {
+        int r = driver(b,
+                       b->gpu.cuda->cuMemcpyDtoHAsync(b->masses.host, b->masses.device,
+                                                      mass_bytes(b), stream),
+                       "cuMemcpyDtoHAsync");
+
+        if (r == 0)
+                r = driver(b, b->gpu.cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
+        for (uint32_t i = 0; r == 0 && i < b->rows.n; i++)
+                add_mass(b, i);
+        return r;
+}
+
+int kvd_batch_end(struct kvd_batch *b, void *stream) {
+        int r = 0;
+
+        if (b->rows.n && b->measures) {
+                r = enter(b, stream);
+                if (r == 0) {
+                        r = take_masses(b, stream);
+                        gpu_leave(&b->gpu);
+                }
+        }
+        b->rows.n = 0;
+        return r;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* With the device entered. */
+static void free_memory(struct kvd_batch *b) {
+        struct twin *twins[] = {&b->tables, &b->lists, &b->masses, &b->queries, &b->workspace};
+
+        b->gpu.cuda->cuCtxSynchronize();
+        for (size_t i = 0; i < ARRAY_SIZE(twins); i++)
+                twin_free(&b->gpu, twins[i]);
+        if (b->copied)
+                b->gpu.cuda->cuEventDestroy(b->copied);
+}
+
+/* A child of fork cannot use the driver. */
+struct kvd_batch *kvd_batch_free(struct kvd_batch *b) {
+        if (!b)
+                return NULL;
+        if (b->opened && !forked(b->space->handle) && gpu_enter(&b->gpu) == 0) {
+                free_memory(b);
+                gpu_close(&b->gpu);
+        }
+        rows_free(&b->rows);
+        free(b->floats);
+        free(b->frequencies);
+        free(b);
+        return NULL;
+}
+
+static int check_options(struct kvd_space *space, const struct kvd_batch_options *o) {
+        const struct kvd_heads heads = {.heads = o->heads, .scale = o->scale};
+        int r = attend_check_space(space, 0);
+
+        if (r < 0)
+                return r;
+        if (space->geometry.layer_groups > 1)
+                return client_fail(-EINVAL, "a batch in a space of several layer groups");
+        if (o->dtype != KVD_F32 && o->dtype != KVD_F16 && o->dtype != KVD_BF16)
+                return client_fail(-EINVAL, "queries must be f32, f16 or bf16");
+        return attend_check_heads(&space->geometry, &heads);
+}
+
+static int copy_frequencies(struct kvd_batch *b, const float *frequencies) {
+        uint32_t half = shape(b)->head_dim / 2;
+
+        if (!frequencies)
+                return 0;
+        b->frequencies = sys->calloc(half, sizeof *frequencies);
+        if (!b->frequencies)
+                return client_fail(-ENOMEM, "out of memory");
+        memcpy(b->frequencies, frequencies, half * sizeof *frequencies);
+        return 0;
+}
+
+static int open_gpu(struct kvd_batch *b) {
+        struct view *view = atomic_load(&b->space->view);
+        int r;
+
+        if (!view || !view->device)
+                return client_fail(-EINVAL, "the space is not on a GPU");
+        r = gpu_open(&b->gpu, view->device->gpu.ordinal);
+        if (r < 0)
+                return batch_failed(&b->gpu, r);
+        b->opened = true;
+        r = gpu_has_kernels(&b->gpu);
+        if (r == 0)
+                r = gpu_check(&b->gpu,
+                              b->gpu.cuda->cuEventCreate(&b->copied, CU_EVENT_DISABLE_TIMING),
+                              "cuEventCreate");
+        gpu_leave(&b->gpu);
+        return checked(b, r);
+}
+
+int kvd_batch_new(struct kvd_space *space, const struct kvd_batch_options *options,
+                  struct kvd_batch **ret) {
+        struct kvd_batch *b;
+        int r = check_options(space, options);
+
+        if (r < 0)
+                return r;
+        b = sys->calloc(1, sizeof *b);
+        if (!b)
+                return client_fail(-ENOMEM, "out of memory");
+        *b = (struct kvd_batch){.space = space, .options = *options, .workspace = {.alone = true}};
+        b->options.frequencies = NULL;
+        r = copy_frequencies(b, options->frequencies);
+        if (r == 0)
+                r = open_gpu(b);
+        if (r < 0) {
+                kvd_batch_free(b);
+                return r;
+        }
+        *ret = b;
+        return 0;
+}
