@@ -139,8 +139,8 @@ struct kvd_geometry {
  * space is closed.
  *
  * KVD_SPACE_INDEX_ONLY: maps no memory of the pool, and uses no GPU, for a process that finds,
- * allocates and publishes opaque blocks which other processes write and read (a scheduler). The
- * addresses of blocks must not be used. It passes no shard. Calls that use memory or streams return
+ * allocates and publishes blocks which other processes write and read (a scheduler). The addresses
+ * of blocks must not be used. It passes no shard. Calls that use memory, sequences or streams return
  * -EOPNOTSUPP.
  */
 enum kvd_space_flags { KVD_SPACE_FIXED = 1, KVD_SPACE_INDEX_ONLY = 2 };

@@ -266,8 +266,8 @@ void kvd_reader_stats(const kvd_reader *reader, struct kvd_reader_stats *ret);
  *
  * Kernels run in the order of the stream (kvd_cuda.h), after the kernels of the engine that have
  * written the new tokens' keys and values. Calls do not wait for them, with these exceptions: in a
- * layer whose queries a reader looks at, for the queries; in kvd_batch_end, for masses that a reader
- * measures; and if memory on the GPU must grow. So what the requests name (blocks, sequences) must
+ * layer whose queries a reader looks at, for the queries; in kvd_batch_end, for masses; and if memory
+ * on the GPU must grow. So what the requests name (blocks, sequences) must
  * stay as it is until the stream has passed: apply changes (kvd_sequence_sync) after that. A stream
  * that is being captured is refused: -EBUSY.
  */
@@ -284,6 +284,8 @@ struct kvd_request {
         struct kvd_table table;        /* its new tokens, n >= 1, and the blocks they are in */
         struct kvd_sequence *sequence; /* what they see before the table; NULL: nothing */
         kvd_reader *reader;            /* of that sequence; NULL: all that is resident is seen */
+        /* [entries] without a reader, as in struct kvd_seen; added when the step ends */
+        float *mass;
 };
 
 /*
@@ -312,7 +314,7 @@ int kvd_batch_begin(kvd_batch *batch, uint32_t n, const struct kvd_request *requ
 int kvd_batch_attention(kvd_batch *batch, uint32_t layer, const void *q, size_t ldq, void *out,
                         size_t ldo, void *stream);
 
-/* Ends the step, and adds the masses that readers measure. 0, or an error of the driver: -EIO */
+/* Ends the step, and adds the masses. 0, or an error of the driver: -EIO */
 int kvd_batch_end(kvd_batch *batch, void *stream);
 
 #pragma GCC visibility pop

@@ -71,10 +71,6 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         if (options)
                 space->options = *options;
         r = kvd_shape_normalise(&space->geometry, &why);
-        if (r == 0 && is_index_only(space) && !kvd_shape_is_opaque(&space->geometry)) {
-                why = "KVD_SPACE_INDEX_ONLY is for opaque blocks";
-                r = -EINVAL;
-        }
         if (r < 0) {
                 free(space);
                 return client_fail(r, "space '%s': %s", name, why);

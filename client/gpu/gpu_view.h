@@ -113,6 +113,7 @@ bool deferred_quiet(struct view *view);
 
 /* stream.c */
 int index_only_refuses(const kvd_space *space); /* -EOPNOTSUPP with KVD_SPACE_INDEX_ONLY, or 0 */
+int check_memory(const kvd_space *space);       /* the same, or -ECHILD, as space_check */
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                    struct kvd_layer_view *ret);
 

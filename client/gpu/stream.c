@@ -43,8 +43,7 @@ int index_only_refuses(const struct kvd_space *space) {
                        0;
 }
 
-/* -ECHILD, as space_check, or -EOPNOTSUPP. */
-static int check_memory(const struct kvd_space *space) {
+int check_memory(const struct kvd_space *space) {
         int r = space_check(space);
 
         return r < 0 ? r : index_only_refuses(space);
@@ -427,8 +426,9 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
         struct view *view;
         int r;
 
-        if (space_check(space) < 0)
-                return -ECHILD;
+        r = check_memory(space);
+        if (r < 0)
+                return r;
         if (kvd_shape_is_opaque(&space->geometry))
                 return client_fail(
                         -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",

@@ -62,9 +62,10 @@ static struct view *find_view(struct kvd_space *space, const void *view) {
 
 int attend_check_space(const struct kvd_space *space, uint32_t layer) {
         const struct kvd_shape *g = &space->geometry;
+        int r = check_memory(space);
 
-        if (space_check(space) < 0)
-                return -ECHILD;
+        if (r < 0)
+                return r;
         if (kvd_shape_is_opaque(g))
                 return client_fail(
                         -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",

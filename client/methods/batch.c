@@ -18,17 +18,9 @@ static const struct kvd_shape *shape(const struct kvd_batch *b) {
         return &b->space->geometry;
 }
 
-static int checked(struct kvd_batch *b, int error) {
-        return error < 0 ? batch_failed(&b->gpu, error) : 0;
-}
-
-static int driver(struct kvd_batch *b, cu_result error, const char *what) {
-        return checked(b, gpu_check(&b->gpu, error, what));
-}
-
 /* Encloses the work of a call. -EBUSY: the stream is being captured. */
 static int enter(struct kvd_batch *b, cu_stream stream) {
-        int r = space_check(b->space) < 0 ? -ECHILD : checked(b, gpu_enter(&b->gpu));
+        int r = space_check(b->space) < 0 ? -ECHILD : batch_checked(&b->gpu, gpu_enter(&b->gpu));
 
         if (r < 0)
                 return r;
@@ -52,7 +44,8 @@ static int send_tables(struct kvd_batch *b, cu_stream stream) {
 }
 
 static int record_copy(struct kvd_batch *b, cu_stream stream) {
-        return driver(b, b->gpu.cuda->cuEventRecord(b->copied, stream), "cuEventRecord");
+        return batch_driver(&b->gpu, b->gpu.cuda->cuEventRecord(b->copied, stream),
+                            "cuEventRecord");
 }
 
 static int send_lists(struct kvd_batch *b, cu_stream stream) {
@@ -80,15 +73,15 @@ static int clear_masses(struct kvd_batch *b, cu_stream stream) {
 
         b->measures = false;
         for (uint32_t i = 0; i < b->rows.n; i++)
-                b->measures |= b->rows.at[i].reader && reader_mass(b->rows.at[i].reader);
+                b->measures |= b->rows.at[i].mass != NULL;
         if (!b->measures)
                 return 0;
         r = twin_grow(&b->gpu, &b->masses, mass_bytes(b), stream);
         return r < 0 ? r :
-                       driver(b,
-                              b->gpu.cuda->cuMemsetD8Async(b->masses.device, 0, mass_bytes(b),
-                                                           stream),
-                              "cuMemsetD8Async");
+                       batch_driver(&b->gpu,
+                                    b->gpu.cuda->cuMemsetD8Async(b->masses.device, 0, mass_bytes(b),
+                                                                 stream),
+                                    "cuMemsetD8Async");
 }
 
 /* The host memory of earlier copies may be written again only after the stream has passed them. */
@@ -97,7 +90,8 @@ static int send_all(struct kvd_batch *b, cu_stream stream) {
 
         b->ld_lists = 0;
         if (r == 0)
-                r = driver(b, b->gpu.cuda->cuEventSynchronize(b->copied), "cuEventSynchronize");
+                r = batch_driver(&b->gpu, b->gpu.cuda->cuEventSynchronize(b->copied),
+                                 "cuEventSynchronize");
         if (r == 0)
                 r = send_tables(b, stream);
         if (r == 0)
@@ -138,123 +132,6 @@ int kvd_batch_begin(struct kvd_batch *b, uint32_t n, const struct kvd_request *r
         if (r < 0)
                 b->rows.n = 0;
         return r;
-}
-
-/* ---- what queries need ----------------------------------------------------------------------- */
-
-/* Queries as the caller has them on the GPU. */
-struct queries {
-        cu_address at;
-        size_t ld; /* numbers */
-};
-
-static size_t number_bytes(const struct kvd_batch *b) {
-        return b->options.dtype == KVD_F32 ? 4 : 2;
-}
-
-static size_t width(const struct kvd_batch *b) {
-        return (size_t)b->options.heads * shape(b)->head_dim;
-}
-
-static bool looks(const struct row *row) {
-        return row->reader && reader_looks(row->reader);
-}
-
-/* Copies the queries of all rows whose readers look, one token behind the other, and waits. */
-static int fetch_queries(struct kvd_batch *b, struct queries q, cu_stream stream) {
-        size_t token = width(b) * number_bytes(b), ld = q.ld * number_bytes(b), at = 0;
-        int r = 0;
-
-        for (uint32_t i = 0; r == 0 && i < b->rows.n; i++) {
-                const struct row *row = b->rows.at + i;
-
-                for (uint32_t t = 0; r == 0 && looks(row) && t < row->table.n; t++, at += token)
-                        r = driver(b,
-                                   b->gpu.cuda->cuMemcpyDtoHAsync(b->queries.host + at,
-                                                                  q.at + (row->token + t) * ld,
-                                                                  token, stream),
-                                   "cuMemcpyDtoHAsync");
-        }
-        return r < 0 ? r :
-                       driver(b, b->gpu.cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
-}
-
-static size_t count_looking(const struct kvd_batch *b) {
-        size_t n = 0;
-
-        for (uint32_t i = 0; i < b->rows.n; i++)
-                n += looks(b->rows.at + i) ? b->rows.at[i].table.n : 0;
-        return n;
-}
-
-static int make_floats(struct kvd_batch *b, size_t n) {
-        if (n <= b->n_floats)
-                return 0;
-        free(b->floats);
-        b->floats = sys->calloc(n, sizeof *b->floats);
-        b->n_floats = b->floats ? n : 0;
-        return b->floats ? 0 : client_fail(-ENOMEM, "no memory for queries");
-}
-
-/* Lets the readers look, and takes what their queries need. */
-static int look_all(struct kvd_batch *b, uint32_t layer) {
-        size_t at = 0;
-        int r = 0;
-
-        for (uint32_t i = 0; r == 0 && i < b->rows.n; i++) {
-                struct row *row = b->rows.at + i;
-                size_t n = looks(row) ? row->table.n * width(b) : 0;
-
-                for (size_t k = 0; k < n; k += shape(b)->head_dim)
-                        client_ops()->read_row(b->floats + k,
-                                               b->queries.host + at + k * number_bytes(b),
-                                               shape(b)->head_dim,
-                                               (enum kvd_number)b->options.dtype);
-                at += n * number_bytes(b);
-                if (n)
-                        r = kvd_reader_look(row->reader, layer, b->floats, width(b));
-                if (n && r == 0)
-                        reader_seen(row->reader, layer, &row->seen);
-        }
-        return r;
-}
-
-/* Whether a row's blocks are others than those that the GPU has been told. */
-static bool moved(const struct kvd_batch *b) {
-        const struct tables t = rows_lay_out(&b->rows, shape(b), b->tables.host);
-
-        for (uint32_t i = 0; i < b->rows.n; i++) {
-                const struct row *row = b->rows.at + i;
-                const uint32_t *ids = t.ids + (size_t)i * b->rows.ld;
-
-                for (uint32_t k = 0; looks(row) && k < row->n_entries; k++)
-                        if (ids[k] != (row->entries[k].data ? row->entries[k].block : GPU_NO_BLOCK))
-                                return true;
-        }
-        return false;
-}
-
-static int look(struct kvd_batch *b, uint32_t layer, struct queries q, cu_stream stream) {
-        size_t n = count_looking(b);
-        int r = twin_grow(&b->gpu, &b->queries, n * width(b) * number_bytes(b), stream);
-
-        if (r == 0)
-                r = make_floats(b, b->rows.most * width(b));
-        if (r == 0)
-                r = fetch_queries(b, q, stream);
-        if (r == 0)
-                r = look_all(b, layer);
-        if (r == 0 && moved(b))
-                r = send_all(b, stream);
-        return r;
-}
-
-/* Whether the layer's attention needs lists that the GPU does not have yet. */
-static bool selects(const struct kvd_batch *b) {
-        for (uint32_t i = 0; i < b->rows.n; i++)
-                if (b->rows.at[i].seen.chosen)
-                        return true;
-        return false;
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -331,26 +208,26 @@ static struct gpu_attend describe(const struct kvd_batch *b, uint32_t layer, con
         return a;
 }
 
-static int attend(struct kvd_batch *b, uint32_t layer, const struct part *p, struct queries q,
+static int attend(struct kvd_batch *b, uint32_t layer, const struct part *p, struct batch_queries q,
                   cu_address out, size_t ldo, cu_stream stream) {
         struct gpu_attend a = describe(b, layer, p);
         size_t token = b->rows.at[p->first].token;
         int r;
 
-        a.q = q.at + token * q.ld * number_bytes(b);
+        a.q = q.at + token * q.ld * batch_number_bytes(b);
         a.q_token = q.ld;
-        a.out = out + token * ldo * number_bytes(b);
+        a.out = out + token * ldo * batch_number_bytes(b);
         a.out_token = ldo;
         r = twin_grow(&b->gpu, &b->workspace, gpu_attend_workspace(&b->gpu, &a), stream);
         if (r < 0)
                 return r;
         a.workspace = b->workspace.device;
         a.workspace_bytes = b->workspace.bytes;
-        return checked(b, p->single ? gpu_attend_decode(&b->gpu, stream, &a) :
-                                      gpu_attend_prefill(&b->gpu, stream, &a));
+        return batch_checked(&b->gpu, p->single ? gpu_attend_decode(&b->gpu, stream, &a) :
+                                                  gpu_attend_prefill(&b->gpu, stream, &a));
 }
 
-static int attend_all(struct kvd_batch *b, uint32_t layer, struct queries q, cu_address out,
+static int attend_all(struct kvd_batch *b, uint32_t layer, struct batch_queries q, cu_address out,
                       size_t ldo, cu_stream stream) {
         const struct part parts[] = {
                 {0, b->rows.n_single, true},
@@ -366,7 +243,7 @@ static int attend_all(struct kvd_batch *b, uint32_t layer, struct queries q, cu_
 
 int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size_t ldq, void *out,
                         size_t ldo, void *stream) {
-        const struct queries queries = {(cu_address)(uintptr_t)q, ldq};
+        const struct batch_queries queries = {(cu_address)(uintptr_t)q, ldq};
         int r = attend_check_space(b->space, layer);
 
         if (r == 0 && b->rows.n == 0)
@@ -376,8 +253,10 @@ int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size
         if (r < 0)
                 return r;
         if (b->rows.looks)
-                r = look(b, layer, queries, stream);
-        if (r == 0 && b->rows.looks && (b->rows.gaps || selects(b)))
+                r = batch_look(b, layer, queries, stream);
+        if (r == 0 && b->rows.looks && batch_has_moved(b))
+                r = send_all(b, stream);
+        if (r == 0 && b->rows.looks && (b->rows.gaps || batch_selects(b)))
                 r = send_lists(b, stream);
         else if (r == 0 && !b->rows.gaps)
                 b->ld_lists = 0;
@@ -389,26 +268,20 @@ int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size
 
 /* ---- the end of a step ----------------------------------------------------------------------- */
 
-static void add_mass(const struct kvd_batch *b, uint32_t i) {
-        const struct row *row = b->rows.at + i;
-        float *to = row->reader ? reader_mass(row->reader) : NULL;
-        const float *from = (const float *)b->masses.host;
-
-        for (uint32_t h = 0; to && h < shape(b)->kv_heads; h++)
-                for (uint32_t k = 0; k < row->n_entries; k++)
-                        to[k] += from[((size_t)i * shape(b)->kv_heads + h) * b->rows.ld + k];
-}
-
 static int take_masses(struct kvd_batch *b, cu_stream stream) {
-        int r = driver(b,
-                       b->gpu.cuda->cuMemcpyDtoHAsync(b->masses.host, b->masses.device,
-                                                      mass_bytes(b), stream),
-                       "cuMemcpyDtoHAsync");
+        int r = batch_driver(&b->gpu,
+                             b->gpu.cuda->cuMemcpyDtoHAsync(b->masses.host, b->masses.device,
+                                                            mass_bytes(b), stream),
+                             "cuMemcpyDtoHAsync");
 
         if (r == 0)
-                r = driver(b, b->gpu.cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
+                r = batch_driver(&b->gpu, b->gpu.cuda->cuStreamSynchronize(stream),
+                                 "cuStreamSynchronize");
         for (uint32_t i = 0; r == 0 && i < b->rows.n; i++)
-                add_mass(b, i);
+                if (b->rows.at[i].mass)
+                        rows_add_mass(&b->rows, shape(b), b->rows.at + i,
+                                      (const float *)b->masses.host +
+                                              (size_t)i * shape(b)->kv_heads * b->rows.ld);
         return r;
 }
 
@@ -487,7 +360,7 @@ static int open_gpu(struct kvd_batch *b) {
                 return client_fail(-EINVAL, "the space is not on a GPU");
         r = gpu_open(&b->gpu, view->device->gpu.ordinal);
         if (r < 0)
-                return batch_failed(&b->gpu, r);
+                return batch_checked(&b->gpu, r);
         b->opened = true;
         r = gpu_has_kernels(&b->gpu);
         if (r == 0)
@@ -495,7 +368,7 @@ static int open_gpu(struct kvd_batch *b) {
                               b->gpu.cuda->cuEventCreate(&b->copied, CU_EVENT_DISABLE_TIMING),
                               "cuEventCreate");
         gpu_leave(&b->gpu);
-        return checked(b, r);
+        return batch_checked(&b->gpu, r);
 }
 
 int kvd_batch_new(struct kvd_space *space, const struct kvd_batch_options *options,

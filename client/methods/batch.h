@@ -6,7 +6,8 @@
  * A batch: attention of many requests on a GPU. Each request is one row of the kernels' table of
  * block ids: first what its sequence has, then the blocks of its own table.
  *
- *      batch.c         life, and a step: looks, launches, masses
+ *      batch.c         life, and a step: copies, launches, masses
+ *      batch_look.c    what queries need
  *      batch_rows.c    what the rows see, as arrays
  *      batch_memory.c  memory on the GPU, and its copy in host memory
  */
@@ -31,7 +32,9 @@ struct twin {
 int twin_grow(struct gpu *gpu, struct twin *t, size_t bytes, cu_stream stream); /* -ENOMEM */
 void twin_free(struct gpu *gpu, struct twin *t);
 int twin_send(struct gpu *gpu, const struct twin *t, size_t bytes, cu_stream stream);
-int batch_failed(const struct gpu *gpu, int error); /* stores gpu->why, and returns the error */
+/* Return the error, if there is one, whose words are then kvd_error's. */
+int batch_checked(const struct gpu *gpu, int error); /* words: gpu->why */
+int batch_driver(struct gpu *gpu, cu_result error, const char *what);
 
 /* ---- batch_rows.c ---------------------------------------------------------------------------- */
 
@@ -39,6 +42,7 @@ struct row {
         struct kvd_table table;
         struct kvd_sequence *sequence;
         kvd_reader *reader;
+        float *mass;          /* [entries] the caller's, or the reader's */
         struct kvd_seen seen; /* of the layer; sequence NULL: not known, all that is resident */
         const struct kvd_entry *entries;
         uint32_t n_entries;
@@ -86,6 +90,9 @@ void rows_write(const struct rows *rows, const struct kvd_shape *g, const float 
                 struct tables *to);
 /* Slots that are listed of a row and KV head at most. */
 uint32_t rows_most_listed(const struct rows *rows, const struct kvd_shape *g);
+/* Adds to a row's masses. from: [kv_heads][ld], of the row's blocks */
+void rows_add_mass(const struct rows *rows, const struct kvd_shape *g, const struct row *row,
+                   const float *from);
 /* Lists them: to[(row * kv_heads + head) * ld], and their numbers likewise in n[]. */
 void rows_list(const struct rows *rows, const struct kvd_shape *g, uint32_t ld, uint32_t *n,
                uint32_t *to);
@@ -107,8 +114,26 @@ struct kvd_batch {
 
         /* of the step */
         struct rows rows;
-        bool measures;     /* a reader wants masses */
+        bool measures;     /* a row has masses */
         uint32_t ld_lists; /* 0: nothing is listed */
 };
+
+static inline size_t batch_number_bytes(const struct kvd_batch *b) {
+        return b->options.dtype == KVD_F32 ? 4 : 2;
+}
+
+/* ---- batch_look.c ---------------------------------------------------------------------------- */
+
+/* Queries as the caller has them on the GPU. */
+struct batch_queries {
+        cu_address at;
+        size_t ld; /* numbers */
+};
+
+/* Lets the readers look, which may fetch blocks, and takes what the layer's queries see. */
+int batch_look(struct kvd_batch *b, uint32_t layer, struct batch_queries q, cu_stream stream);
+/* Whether a row's blocks are others than those that the GPU has been told. */
+bool batch_has_moved(const struct kvd_batch *b);
+bool batch_selects(const struct kvd_batch *b); /* a row sees chosen slots only */
 
 #endif

@@ -6,8 +6,12 @@
 
 #include "client/methods/batch.h"
 
-int batch_failed(const struct gpu *gpu, int error) {
-        return client_fail(error, "%s", gpu->why);
+int batch_checked(const struct gpu *gpu, int error) {
+        return error < 0 ? client_fail(error, "%s", gpu->why) : 0;
+}
+
+int batch_driver(struct gpu *gpu, cu_result error, const char *what) {
+        return batch_checked(gpu, gpu_check(gpu, error, what));
 }
 
 void twin_free(struct gpu *gpu, struct twin *t) {
@@ -24,27 +28,25 @@ int twin_grow(struct gpu *gpu, struct twin *t, size_t bytes, cu_stream stream) {
 
         if (bytes <= t->bytes)
                 return 0;
-        r = gpu_check(gpu, gpu->cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
+        r = batch_driver(gpu, gpu->cuda->cuStreamSynchronize(stream), "cuStreamSynchronize");
         if (r < 0)
-                return batch_failed(gpu, r);
+                return r;
         twin_free(gpu, t);
         bytes += bytes / 2;
-        r = gpu_check(gpu, gpu->cuda->cuMemAlloc(&t->device, bytes), "cuMemAlloc");
+        r = batch_driver(gpu, gpu->cuda->cuMemAlloc(&t->device, bytes), "cuMemAlloc");
         if (r == 0 && !t->alone)
-                r = gpu_check(gpu,
-                              gpu->cuda->cuMemHostAlloc((void **)&t->host, bytes, CU_HOST_PORTABLE),
-                              "cuMemHostAlloc");
-        if (r < 0) {
+                r = batch_driver(gpu,
+                                 gpu->cuda->cuMemHostAlloc((void **)&t->host, bytes,
+                                                           CU_HOST_PORTABLE),
+                                 "cuMemHostAlloc");
+        if (r < 0)
                 twin_free(gpu, t);
-                return batch_failed(gpu, r);
-        }
-        t->bytes = bytes;
-        return 0;
+        else
+                t->bytes = bytes;
+        return r;
 }
 
 int twin_send(struct gpu *gpu, const struct twin *t, size_t bytes, cu_stream stream) {
-        int r = gpu_check(gpu, gpu->cuda->cuMemcpyHtoDAsync(t->device, t->host, bytes, stream),
-                          "cuMemcpyHtoDAsync");
-
-        return r < 0 ? batch_failed(gpu, r) : 0;
+        return batch_driver(gpu, gpu->cuda->cuMemcpyHtoDAsync(t->device, t->host, bytes, stream),
+                            "cuMemcpyHtoDAsync");
 }

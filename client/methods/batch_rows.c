@@ -59,6 +59,7 @@ static void add(struct rows *rows, uint32_t i, uint32_t token, const struct kvd_
         rows->at[i] = (struct row){.table = q->table,
                                    .sequence = q->sequence,
                                    .reader = q->reader,
+                                   .mass = q->reader ? reader_mass(q->reader) : q->mass,
                                    .token = token};
         rows->most = MAX(rows->most, q->table.n);
         rows->n_single += rows->most == 1;
@@ -210,6 +211,19 @@ void rows_write(const struct rows *rows, const struct kvd_shape *g, const float 
                                             to->rotation + at, to->rotations);
         }
         to->starts[rows->n] = begin;
+}
+
+void rows_add_mass(const struct rows *rows, const struct kvd_shape *g, const struct row *row,
+                   const float *from) {
+        uint32_t block = 0;
+
+        for (uint32_t i = 0; i < row->n_entries; i++) {
+                if (!is_seen(row, row->entries + i))
+                        continue;
+                for (uint32_t h = 0; h < g->kv_heads; h++)
+                        row->mass[i] += from[(size_t)h * rows->ld + block];
+                block++;
+        }
 }
 
 /* ---- lists of slots -------------------------------------------------------------------------- */

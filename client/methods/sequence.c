@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/internal.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 
 #define PIECE_TOKENS 8192u
@@ -60,8 +60,10 @@ static void free_memory(struct kvd_sequence *s) {
 }
 
 static int check_open(const struct kvd_space *space, uint32_t max_blocks) {
-        if (space_check(space) < 0)
-                return -ECHILD;
+        int r = check_memory(space);
+
+        if (r < 0)
+                return r;
         if (space->options.kind == KVD_BIDIRECTIONAL)
                 return client_fail(-EINVAL, "sequences are for causal spaces");
         if (max_blocks == 0)

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 class Request(NamedTuple):
     """n new tokens of a request, from position first of its table on. after: what they see before the table, as in
-    Table.attend(): a sequence, or a reader of it, or nothing."""
+    Table.attend(): a sequence, or a reader of it, or nothing. mass: address of a float per entry of the sequence to which its
+    attention is added when the step ends; 0: none. A reader has its own."""
 
     table: Table
     first: int
     n: int
     after: Sequence | Reader | None = None
+    mass: int = 0
 
 
 class Batch:
@@ -51,7 +53,8 @@ class Batch:
     def begin(self, requests: List[Request], stream: int | None = None) -> None:
         """Begin a step. Requests of one token are faster if they come first."""
         structs = (RequestStruct * len(requests))()
-        for struct, (table, first, n, after) in zip(structs, requests):
+        for struct, (table, first, n, after, mass) in zip(structs, requests):
+            struct.mass = mass or None
             it = table._struct
             struct.table = TableStruct(it.view, it.blocks, it.n_blocks, number("first", first), number("n", n))
             reader, sequence = (after, after.sequence) if isinstance(after, Reader) else (None, after)

@@ -63,7 +63,7 @@ class BatchOptionsStruct(Structure):
 
 
 class RequestStruct(Structure):
-    _fields_ = [("table", TableStruct), ("sequence", c_void_p), ("reader", c_void_p)]
+    _fields_ = [("table", TableStruct), ("sequence", c_void_p), ("reader", c_void_p), ("mass", c_void_p)]
 
 
 class BlockStruct(Structure):

@@ -48,6 +48,7 @@ struct request {
         struct kvd_block tail[2][3];
         uint32_t ids[2][3];
         uint32_t first, n; /* of its table */
+        float mass[2][MOST];
 };
 
 static const struct kvd_cuda *cuda;
@@ -68,14 +69,18 @@ static float random_float(void) {
 
 /* ---- two worlds ------------------------------------------------------------------------------ */
 
+static struct kvd_geometry geometry_of(uint32_t number, uint32_t order) {
+        return (struct kvd_geometry){.layers = LAYERS,
+                                     .kv_heads = HEADS,
+                                     .head_dim = DIM,
+                                     .block_tokens = TOKENS,
+                                     .dtype = number,
+                                     .order = order,
+                                     .vocab = 100};
+}
+
 static void open_world(struct world *w, uint32_t number, uint32_t order, const char *backend) {
-        const struct kvd_geometry geometry = {.layers = LAYERS,
-                                              .kv_heads = HEADS,
-                                              .head_dim = DIM,
-                                              .block_tokens = TOKENS,
-                                              .dtype = number,
-                                              .order = order,
-                                              .vocab = 100};
+        const struct kvd_geometry geometry = geometry_of(number, order);
 
         if (w->server.dir[0])
                 instance_again(&w->server, SETTINGS(backend, "daemon.segment=2M"));
@@ -244,9 +249,11 @@ static void attend_on_host(uint32_t layer, float (*out)[WIDTH]) {
         const struct kvd_heads heads = {.heads = QUERIES, .scale = SCALE};
 
         for (uint32_t i = 0, at = 0; i < n_requests; at += requests[i++].n) {
-                const struct request *r = &requests[i];
+                struct request *r = &requests[i];
                 struct kvd_table t = table_of(r, 0);
-                struct kvd_seen seen = {.sequence = r->sequence[0], .frequencies = frequencies};
+                struct kvd_seen seen = {.sequence = r->sequence[0],
+                                        .frequencies = frequencies,
+                                        .mass = r->mass[0]};
 
                 if (r->reader[0])
                         OK(kvd_reader_attention(r->reader[0], layer, &t, &heads, queries[at], WIDTH,
@@ -292,10 +299,12 @@ static int begin(void) {
         struct kvd_request list[MOST];
 
         for (uint32_t i = 0; i < n_requests; i++) {
-                const struct request *r = &requests[i];
+                struct request *r = &requests[i];
                 uint32_t n;
 
-                list[i] = (struct kvd_request){table_of(r, 1), r->sequence[1], r->reader[1]};
+                memset(r->mass, 0, sizeof r->mass);
+                list[i] = (struct kvd_request){table_of(r, 1), r->sequence[1], r->reader[1],
+                                               i % 4 == 1 ? NULL : r->mass[1]};
                 for (uint32_t w = 0; w < 2 && r->reader[w]; w++) {
                         kvd_sequence_entries(r->sequence[w], &n);
                         kvd_reader_begin(r->reader[w], r->first + r->n, r->n);
@@ -315,11 +324,11 @@ static void compare(uint32_t n, float (*expected)[WIDTH], float (*out)[WIDTH]) {
 }
 
 static void compare_masses(const struct request *r) {
-        const float *host = r->reader[0] ? reader_mass(r->reader[0]) : NULL;
-        const float *gpu = host ? reader_mass(r->reader[1]) : NULL;
+        const float *host = r->reader[0] ? reader_mass(r->reader[0]) : r->mass[0];
+        const float *gpu = r->reader[0] ? reader_mass(r->reader[1]) : r->mass[1];
         uint32_t n;
 
-        if (!host)
+        if (!host || !r->sequence[0] || (!r->reader[0] && (r - requests) % 4 == 1))
                 return;
         kvd_sequence_entries(r->sequence[0], &n);
         for (uint32_t i = 0; i < n; i++)
@@ -640,7 +649,7 @@ START_TEST(what_is_no_step_is_refused) {
         OK(begin());
         kvd_reader_begin(reader, 9, 2);
         expect(kvd_batch_begin(batch, 1,
-                               &(struct kvd_request){table_of(r, 1), r->sequence[1], reader},
+                               &(struct kvd_request){table_of(r, 1), r->sequence[1], reader, NULL},
                                stream),
                -EINVAL, "the reader's pass has 2");
         stop();
@@ -685,6 +694,43 @@ START_TEST(a_stream_that_is_captured_is_refused) {
 }
 END_TEST
 
+/* As an engine's scheduler: it finds and publishes blocks of planes that its workers read. */
+START_TEST(a_scheduler_maps_only_the_index) {
+        const struct kvd_space_options options = {.flags = KVD_SPACE_INDEX_ONLY};
+        static const uint32_t tokens[TOKENS] = {7, 8, 9};
+        const struct kvd_geometry geometry = geometry_of(KVD_F32, KVD_HND);
+        struct kvd_pin pin = {0}, found = {0};
+        struct kvd_layer_view layer;
+        struct kvd_block block;
+        kvd_space *scheduler;
+        kvd_sequence *none;
+        uint32_t id;
+        kvd *handle;
+
+        start(KVD_F32, KVD_HND, KVD_F32);
+        OK(kvd_open(worlds[1].server.socket, &handle));
+        OK(kvd_space_open(handle, "space", &geometry, &options, &scheduler));
+        ck_assert_int_eq(kvd_alloc(scheduler, 1, &block), 1);
+        id = block.id;
+        ck_assert_int_eq(kvd_seal(scheduler, &pin, 1, &block, tokens, TOKENS), 1);
+        ck_assert_int_ge(kvd_catch_up(worlds[1].space), 0);
+        ck_assert_int_eq(kvd_lookup(worlds[1].space, 0, tokens, TOKENS, &id, 1, &found), TOKENS);
+        kvd_unpin(worlds[1].space, &found);
+        kvd_unpin(scheduler, &pin);
+        expect(kvd_sequence_open(scheduler, 4, &none), -EOPNOTSUPP, "maps only the index");
+        expect(kvd_layer_view(scheduler, 0, &layer), -EOPNOTSUPP, "maps only the index");
+        expect(kvd_batch_new(scheduler,
+                             &(struct kvd_batch_options){.heads = QUERIES,
+                                                         .dtype = KVD_F32,
+                                                         .scale = SCALE},
+                             &batch),
+               -EOPNOTSUPP, "maps only the index");
+        kvd_space_close(scheduler);
+        kvd_close(handle);
+        stop();
+}
+END_TEST
+
 START_TEST(a_forked_child_has_no_batch) {
         pid_t pid;
 
@@ -710,4 +756,5 @@ SUITE("batch", LOOPS(16, requests_see_the_same_as_on_the_processor),
       TESTS(blocks_that_queries_need_come_back, a_step_outlives_its_daemon,
             blocks_of_two_daemons_are_not_mixed, what_is_not_a_batch_is_refused,
             what_is_no_step_is_refused, a_delta_needs_frequencies,
-            a_stream_that_is_captured_is_refused, a_forked_child_has_no_batch))
+            a_stream_that_is_captured_is_refused, a_scheduler_maps_only_the_index,
+            a_forked_child_has_no_batch))

@@ -681,13 +681,9 @@ START_TEST(wrong_arguments_are_refused_in_words) {
         static const struct {
                 struct kvd_space_options options;
                 const char *says;
-        } bad[] = {{{.flags = 4}, "flags"},
-                   {{.flags = UINT32_MAX}, "flags"},
-                   {{.flags = KVD_SPACE_INDEX_ONLY}, "opaque"},
-                   {{.policy = 7}, "policy"},
-                   {{.kind = 3}, "kind"},
-                   {{.keys = 3}, "keys"},
-                   {{.max_blocks = UINT64_MAX}, "max_blocks"}};
+        } bad[] = {{{.flags = 4}, "flags"},   {{.flags = UINT32_MAX}, "flags"},
+                   {{.policy = 7}, "policy"}, {{.kind = 3}, "kind"},
+                   {{.keys = 3}, "keys"},     {{.max_blocks = UINT64_MAX}, "max_blocks"}};
         kvd_space *space;
         kvd *other;
 
