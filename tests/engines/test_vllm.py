@@ -460,6 +460,10 @@ def test_methods(world: World) -> None:
     print(program("vllm_methods.py", patience=1500), end="", flush=True)
 
 
+def test_methods_on_a_gpu(world: World) -> None:
+    print(program("vllm_gpu.py", patience=1200), end="", flush=True)
+
+
 def test_groups_of_layers(world: World) -> None:
     program("vllm_groups.py", world.daemon.socket)
 

@@ -24,6 +24,7 @@ from vllm.v1.attention.backends.turboquant_attn import TurboQuantAttentionBacken
 from vllm.v1.kv_cache_interface import (FullAttentionSpec, HiddenStateCacheSpec, KVCacheConfig, KVCacheGroupSpec,
                                         KVCacheTensor, KVQuantMode, MambaSpec, MLAAttentionSpec, SlidingWindowMLASpec,
                                         SlidingWindowSpec, create_kv_cache_views, get_kv_quant_mode)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_engine import connector
 
@@ -32,7 +33,7 @@ from kvd.engines import _vllm_space as space
 from kvd.engines import _vllm_connector as connectors
 from kvd.engines._vllm_connector import KvdConnector, KVConnectorRole
 from kvd.engines._vllm_copier import Copier, Job
-from kvd.engines._vllm_layout import register
+from kvd.engines._vllm_layout import BACKEND, register
 
 SOCKET, MODEL = sys.argv[1:3]
 PLAIN = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
@@ -137,8 +138,16 @@ def check_methods() -> None:
                 assert space.open_space(config, caches, "blhnc").geometry.dtype == {"fp8": "e4m3", "fp8_e5m2": "e5m2"}[dtype]
             else:
                 refused(f"kv_cache_dtype {dtype}", config, caches)
-    with changed(space, "current_platform", SimpleNamespace(is_cpu=lambda: False)):
-        refused("methods with GPUs", config, plain)
+    custom = AttentionBackendEnum.CUSTOM
+    with changed(space, "current_platform", GPU):
+        for backend, path in (None, BACKEND), (AttentionBackendEnum.FLASH_ATTN, BACKEND), (custom, "another.Backend"):
+            register_backend(custom, path)
+            with changed(config.attention_config, "backend", backend):
+                refused("use --attention-backend CUSTOM", config, plain)
+        register_backend(custom, BACKEND)
+        with changed(config.attention_config, "backend", custom):
+            space.refuse_in_place(config, plain)
+    custom.clear_override()
 
 
 def check_shards() -> None:

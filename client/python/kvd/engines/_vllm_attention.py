@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's attention on CPUs over planes of kvd, for requests that follow the methods of a space ("methods": true).
+"""Attention over planes of kvd in vLLM, for requests that follow the methods of a space ("methods": true).
 
-vLLM's own kernel keeps keys in an order that depends on the processor, into which the daemon cannot look. Here, a layer's
-page has the planes of libkvd, and libkvd attends. A request that follows methods has a table of the daemon (_vllm_rows.py),
-which is seen before the rest of vLLM's table.
+A layer's page has the planes of libkvd, and libkvd attends: in host memory here, on a GPU in _vllm_attention_gpu.py. A request
+that follows methods has a table of the daemon (_vllm_rows.py), which is seen before the rest of vLLM's table.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl, CPUAttentionMetadata
 
 import kvd
 
-from ._vllm_layout import asks_for_methods
-from ._vllm_rows import Row
+from ._vllm_rows import HOST, Row
 
 PIECE = 32              # queries of a request that one thread computes at a time, at least
 ALONE = 1 << 14         # scores of a step below which one thread computes them all
@@ -52,29 +49,47 @@ class Part(NamedTuple):
     row: Row | None
 
 
+class Metadata(Protocol):
+    """What vLLM says of a step, as CPUAttentionMetadata. All but the last are on the processor."""
+
+    num_actual_tokens: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+def requests_of(connector: Any, metadata: Metadata) -> Iterator[tuple[list[int], int, int, int, Row | None]]:
+    """Yield for each request of a step the ids of vLLM's blocks that are read, the place of its first query in the batch, that
+    query's position in these blocks, the number of queries, and its row, if it has one."""
+    size, tables = connector.space.geometry.block_tokens, metadata.block_table
+    starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+    for i, (start, length) in enumerate(zip(starts, lengths)):
+        n = starts[i + 1] - start
+        if n == 0:          # padding
+            continue
+        ids = tables[i, :cdiv(length, size)].tolist()
+        row = connector.rows.now.get(ids[(length - n) // size])     # known by the block that it writes next
+        moved, before = (row.moved, row.first) if row else (0, 0)
+        yield ids[moved:], start, length - n - before, n, row
+
+
 class Step:
     """The requests of a step, in pieces for threads. heads: number of query heads. scale: of scores."""
 
-    def __init__(self, connector: Any, metadata: CPUAttentionMetadata, heads: int, scale: float):
+    def __init__(self, connector: Any, metadata: Metadata, heads: int, scale: float):
         self.space, self.memory, self.metadata = connector.space, connector.memory, metadata
         self.heads, self.scale = heads, scale
         self.parts: list[Part] = []
         self.looking: list[tuple[Row, int, int]] = []   # rows, and places and numbers of their queries
-        self.threads, work = torch.get_num_threads(), 0
-        size, starts = self.space.geometry.block_tokens, metadata.query_start_loc.tolist()
-        lengths, tables = metadata.seq_lens.tolist(), metadata.block_table
-        slots = metadata.slot_mapping[metadata.query_start_loc[:len(lengths)]].tolist()
-        for i, (start, length) in enumerate(zip(starts, lengths)):
-            n, row = starts[i + 1] - start, connector.rows.now.get(slots[i] // size)    # known by the block that it writes next
-            moved, before = (row.moved, row.first) if row else (0, 0)
+        requests = list(requests_of(connector, metadata))
+        work = sum(n * (first + n + (row.first if row else 0)) for _, _, first, n, row in requests)
+        self.threads = torch.get_num_threads() if work >= ALONE else 1
+        for ids, start, first, n, row in requests:
             if row:
                 row.open(n, heads, scale)
                 self.looking.append((row, start, n))
-            ids, first = tables[i, moved:cdiv(length, size)].tolist(), length - n - before
             self._add(ids, start, first, n, row)
-            work += n * length
-        if work < ALONE:
-            self.threads = 1
 
     def _add(self, ids: list[int], start: int, first: int, n: int, row: Row | None) -> None:
         one = self.threads == 1 or row and row.decodes
@@ -116,24 +131,53 @@ class Step:
                     raise
                 row.fail(error)         # once more, without the reader
 
+    def end(self) -> None:
+        """The step's last layer has attended."""
+
+
+# ---- for vLLM --------------------------------------------------------------------------------------------------------
+
+
+def step_of(connector: Any, *given: Any) -> Any:
+    """Return a step where the connector's space is."""
+    if connector.space.device[0] == HOST:
+        return Step(connector, *given)
+    from . import _vllm_attention_gpu
+    return _vllm_attention_gpu.Step(connector, *given)
+
 
 def _scales(layer: Any) -> tuple[float, float]:
     """Return by what a layer's keys and values were divided before they were stored."""
     return layer._k_scale_float, layer._v_scale_float
 
 
-class Attention(CPUAttentionBackendImpl):
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        others = [(self.alibi_slopes is not None, "ALiBi"), (self.sliding_window > 0, "sliding windows"),
-                  (self.attn_type != AttentionType.DECODER, f"attention of kind {self.attn_type}"),
-                  (self.kv_sharing_target_layer_name is not None, "layers that share their cache")]
-        names = [name for is_so, name in others if is_so]
+class Attention:
+    """What the implementations of vLLM's backends have in common. Their constructors set the members that vLLM's have, and call
+    prepare()."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    alibi_slopes: Any
+    sliding_window: int
+    kv_cache_dtype: str
+    logits_soft_cap: float
+    attn_type: str
+    kv_sharing_target_layer_name: str | None
+    sinks: torch.Tensor | None
+
+    def prepare(self, is_fp8: bool, others: dict[str, bool] | None = None) -> None:
+        """others: what is not supported, by name, and whether it is asked for."""
+        refused = {"ALiBi": self.alibi_slopes is not None, "sliding windows": self.sliding_window > 0,
+                   f"attention of kind {self.attn_type}": self.attn_type != AttentionType.DECODER,
+                   "layers that share their cache": self.kv_sharing_target_layer_name is not None, **(others or {})}
+        names = [name for name, is_so in refused.items() if is_so]
         if names:
             raise ValueError(f"kvd does not support this with methods: {'; '.join(names)}")
         self.planes: torch.Tensor | None = None     # [blocks, 2 (K, V), kv_heads, block_tokens, dim]
         self.layer = -1
-        self.bytes = None if not self.is_fp8_kv_cache else torch.float8_e5m2 if "e5m2" in self.kv_cache_dtype else torch.float8_e4m3fn
+        self.bytes = None if not is_fp8 else torch.float8_e5m2 if "e5m2" in self.kv_cache_dtype else torch.float8_e4m3fn
 
     def _place(self, cache: torch.Tensor) -> torch.Tensor:
         """Find the layer's place in a block of kvd."""
@@ -143,22 +187,21 @@ class Attention(CPUAttentionBackendImpl):
             self.layer = (cache.data_ptr() - memory.base) // (self.planes[0].numel() * cache.element_size())
         return self.planes
 
-    def do_kv_cache_update(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
-                           slot_mapping: torch.Tensor) -> None:
+    def store(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+              slot_mapping: torch.Tensor) -> None:
+        """Store keys and values of a step's tokens, [tokens, kv_heads, dim] each."""
         planes, n = self._place(kv_cache), min(len(slot_mapping), len(key))
-        slots, states = get_kv_transfer_group().rows.placed(slot_mapping[:n]), torch.stack([key[:n], value[:n]], 1)
+        blocks, slots, real = get_kv_transfer_group().rows.placed(slot_mapping[:n])
+        states = torch.stack([key[:n], value[:n]], 1)
         if self.bytes:
-            scales, most = torch.tensor(_scales(layer), dtype=torch.float32).view(2, 1, 1), torch.finfo(self.bytes).max
-            states = (states / scales).clamp(-most, most).to(self.bytes).view(planes.dtype)
+            scales, most = torch.tensor(_scales(layer), device=states.device).view(2, 1, 1), torch.finfo(self.bytes).max
+            states = (states.to(torch.float32) / scales).clamp(-most, most).to(self.bytes).view(planes.dtype)
         else:
             states = states.to(planes.dtype)
-        if n and int(slots.min()) < 0:          # padding
-            states, slots = states[slots >= 0], slots[slots >= 0]
-        size = planes.shape[3]
-        planes[slots // size, :, :, slots % size] = states
+        planes[blocks, :, :, slots] = states if real is None else states[real]
 
     def forward(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                kv_cache: torch.Tensor, attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor,
+                kv_cache: torch.Tensor, attn_metadata: Metadata | None, output: torch.Tensor,
                 output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("kvd does not support fused output quantization")
@@ -167,13 +210,14 @@ class Attention(CPUAttentionBackendImpl):
         connector, n = get_kv_transfer_group(), attn_metadata.num_actual_tokens
         self._place(kv_cache)
         if connector.step is None or connector.step.metadata is not attn_metadata:      # the first layer of a step
-            connector.step = Step(connector, attn_metadata, self.num_heads, self.scale)
-        q = query[:n].reshape(n, -1).to(torch.float32).contiguous()
+            connector.step = step_of(connector, attn_metadata, self.num_heads, self.scale)
+        numbers = torch.float32 if connector.space.device[0] == HOST else query.dtype
+        q = query[:n].reshape(n, -1).to(numbers).contiguous()
         key_scale, value_scale = _scales(layer) if self.bytes else (1., 1.)
         if key_scale != 1:
             q = q * key_scale
         to = output[:n].view(n, -1)
-        out = to if to.dtype == torch.float32 and to.is_contiguous() else torch.empty_like(q)
+        out = to if to.dtype == q.dtype and to.is_contiguous() else torch.empty_like(q)
         sinks = None if self.sinks is None else self.sinks.to(torch.float32).contiguous()
         connector.step.attend(self.layer, q, out, cap=self.logits_soft_cap,
                               sinks=0 if sinks is None else sinks.data_ptr())
@@ -182,15 +226,3 @@ class Attention(CPUAttentionBackendImpl):
         if out is not to:
             to.copy_(out)
         return output
-
-
-_stock = CPUAttentionBackend.get_impl_cls
-
-
-def _implementation() -> type[CPUAttentionBackendImpl]:
-    return Attention if asks_for_methods(get_current_vllm_config_or_none()) else _stock()
-
-
-def register() -> None:
-    """Let vLLM's CPU backend use this attention where methods are asked for."""
-    CPUAttentionBackend.get_impl_cls = staticmethod(_implementation)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -125,7 +126,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
-        self.step: object = None    # of _vllm_attention.py
+        self.step: Any = None       # of _vllm_attention.py
+        self.batch: kvd.Batch | None = None     # of its steps on a GPU
         self.ledger: Ledger | None = None
         if asks_for_methods(vllm_config):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"     # what a worker cannot attend to
@@ -269,6 +271,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         pass
 
     def wait_for_save(self) -> None:
+        if self.step is not None:
+            self.step.end()
         self.rows.end()
 
     def get_block_ids_with_load_errors(self) -> set[int]:

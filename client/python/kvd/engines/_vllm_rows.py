@@ -37,7 +37,14 @@ logger = init_logger("vllm." + __name__)
 
 # Numbers, since operators of flags take microseconds.
 BORROWED, DROPPED = int(kvd.EntryFlags.BORROWED), int(kvd.EntryFlags.DROPPED)
+HOST = 1            # DLPack's number of the processor
 AHEAD = 8           # blocks of an answer that are borrowed at a time, or steps until it is tried again
+
+
+def wait_for_gpu() -> None:
+    """Wait until this thread's stream has done what is in it."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
 
 
 @dataclass
@@ -68,6 +75,15 @@ class Count(NamedTuple):
     moved: int
     held: int = 0
     gone: int = 0
+
+
+class Stored(NamedTuple):
+    """Where tokens' keys and values are stored: blocks, and slots in them. real: which of a step's tokens they are; None: all,
+    otherwise some are padding."""
+
+    blocks: torch.Tensor
+    slots: torch.Tensor
+    real: torch.Tensor | None
 
 
 @dataclass
@@ -156,14 +172,24 @@ class Row:
             return
         blocks, done = self.space.alloc(len(ids)), 0
         try:
-            for block, old in zip(blocks, ids):
-                if block.data != self.memory.base + block.id * size:
-                    raise kvd.Stale(0, "the daemon was replaced")
-                ctypes.memmove(block.data, self.memory.base + old * size, size)
+            if any(block.data != self.memory.base + block.id * size for block in blocks):
+                raise kvd.Stale(0, "the daemon was replaced")
+            self._copy_all(ids, [block.id for block in blocks])
             done = sequence.append(blocks, (self.words + self.told.tail)[self.first:self.first + tokens])
         finally:
             self.space.free(blocks[done:])
             self.first += min(done * self.size, tokens)
+
+    def _copy_all(self, ids: list[int], to: list[int]) -> None:
+        """Copy blocks. They are there when it returns."""
+        if self.space.device[0] == HOST:
+            base, size = self.memory.base, self.space.block_bytes
+            for old, new in zip(ids, to):
+                ctypes.memmove(base + new * size, base + old * size, size)
+            return
+        pool = torch.from_dlpack(self.space.memory())       # [blocks, bytes]
+        pool[to] = pool[ids]
+        wait_for_gpu()
 
     def _borrow(self, sequence: kvd.Sequence, most: int) -> None:
         """Borrow what is published of its first blocks. What was written last will be in a moment."""
@@ -315,7 +341,8 @@ class Rows:
         self.now: dict[int, Row] = {}
         self.anchor: kvd.Sequence | None = None
         self.places: dict[int, int] = {}
-        self.slots: torch.Tensor | None = None      # of this step, once they are known
+        self.running = False                        # between begin() and end()
+        self.stored: Stored | None = None           # of this step, once they are known
 
     def hold(self) -> None:
         """Hold the pool that is mapped now."""
@@ -336,12 +363,15 @@ class Rows:
 
     def begin(self, told: dict[int, Told], memory: kvd.Memory) -> None:
         until = time.monotonic() + _reduction.PATIENCE_S
+        if told and self.space.device[0] != HOST:
+            wait_for_gpu()              # for the last step, which reads what may change now
         for block, it in told.items():
             if it.number not in self.all:
                 self.all[it.number] = Row(self.space, memory, it, self._frequencies() if it.steps else 0)
             row = self.now[block] = self.all[it.number]
             row.begin(it, block, until)
-        self.slots, self.places = None, dict(it for it in (row.place() for row in self.now.values()) if it)
+        self.running, self.stored = True, None
+        self.places = dict(it for it in (row.place() for row in self.now.values()) if it)
 
     def _frequencies(self) -> int:
         """Return the address of the angles by which keys turn, of which the daemon knows; 0: they turn otherwise."""
@@ -356,16 +386,21 @@ class Rows:
             logger.info("kvd: the daemon does not know how keys turn: %s", error)
         return self.steps.frequencies.data_ptr()
 
-    def placed(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return where the keys of a step belong that vLLM writes to these slots."""
-        if not self.places:
-            return slots
-        if self.slots is None:
-            self.slots = torch.tensor([self.places.get(it, it) for it in slots.tolist()], dtype=slots.dtype)
-        return self.slots
+    def placed(self, slots: torch.Tensor) -> Stored:
+        """Return where the keys of a step belong that vLLM writes to these slots: the same in all layers."""
+        if self.stored is not None and self.running:
+            return self.stored
+        if self.places:
+            slots = torch.tensor([self.places.get(it, it) for it in slots.tolist()], dtype=slots.dtype, device=slots.device)
+        real = slots >= 0 if len(slots) and int(slots.min()) < 0 else None
+        if real is not None:
+            slots = slots[real]
+        size = self.space.geometry.block_tokens
+        self.stored = Stored(slots // size, slots % size, real)
+        return self.stored
 
     def end(self) -> None:
-        self.places = {}
+        self.places, self.running = {}, False
         for row in self.now.values():
             row.end()
 

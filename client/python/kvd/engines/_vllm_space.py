@@ -18,6 +18,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import (AttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec,
                                         KVQuantMode, MambaSpec, MLAAttentionSpec, iter_layer_specs)
 
@@ -25,7 +26,7 @@ import kvd
 
 from ._common import weights
 from ._vllm_groups import is_dense, is_sparse
-from ._vllm_layout import asks_for_methods
+from ._vllm_layout import BACKEND, asks_for_methods
 
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
@@ -128,10 +129,17 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
             raise RuntimeError(f"vLLM's blocks are not packed: {tensor}")
 
 
+def _attends(config: VllmConfig) -> bool:
+    """Return whether vLLM uses kvd's attention on GPUs."""
+    backend = config.attention_config.backend
+    return backend is AttentionBackendEnum.CUSTOM and backend.get_path() == BACKEND
+
+
 def _with_methods(config: VllmConfig, caches: KVCacheConfig) -> list[tuple[bool, str]]:
     parallel, specs = config.parallel_config, [spec for _, spec in layer_specs(caches)]
     windows = any(getattr(specs[0], it, None) for it in ("sliding_window", "attention_chunk_size"))
-    others = [(not current_platform.is_cpu(), "GPUs"), (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
+    others = [(not current_platform.is_cpu() and not _attends(config),
+               "an attention that knows no tables of kvd's: use --attention-backend CUSTOM (on GPUs)"), (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
               (any(spec != specs[0] for spec in specs) or type(specs[0]) is not FullAttentionSpec or windows,
                "layers that differ, or have other than full attention"),
               (_numbers(config, specs[0]) is None, f"kv_cache_dtype {config.cache_config.cache_dtype}"),

@@ -39,8 +39,8 @@ The keys of a draft are in the blocks, too; vLLMs with another draft do not shar
 token: vLLM alone does not use the last block that it finds, whereas kvd compares that token and uses the block. With a
 head, requests with pictures, and sessions of streaming input, are not shared.
 
-With "methods": true, on CPUs, blocks are planes into which the daemon can look, kvd's own attention reads them in place of
-vLLM's kernel, and vLLM follows the methods that are on in the space when a request is looked up (SPACE is in vLLM's log, and
+With "methods": true, blocks are planes into which the daemon can look, kvd's own attention reads them in place of vLLM's
+kernel (on GPUs with --attention-backend CUSTOM --no-async-scheduling, in models without soft caps and sinks), and vLLM follows the methods that are on in the space when a request is looked up (SPACE is in vLLM's log, and
 in kvctl spaces):
 
     kvctl space set SPACE keydiff=on keydiff.budget=1000
@@ -48,8 +48,8 @@ in kvctl spaces):
     kvctl space set SPACE hshare=on
     kvctl space set SPACE memshare=on
 
-Caches may be fp8 (--kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2; vLLM needs AVX-512 and heads of a multiple of 32 for them), not
-otherwise quantised.
+Caches may be fp8 (--kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2; on CPUs, vLLM needs AVX-512 and heads of a multiple of 32 for
+them), not otherwise quantised.
 
 KeyDiff: requests that may exceed the budget keep so many tokens of each layer and head, reduced after each step: for long
 prompts, set --max-num-batched-tokens low. KVReviver: when its prompt is computed, most of a request's blocks leave the pool,
