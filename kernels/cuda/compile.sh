@@ -9,8 +9,6 @@
 # For a build that runs on one machine only, set the environment variable KVD_CUDA_TARGETS, for example to "90". Other
 # GPUs then use the PTX.
 #
-# An image is for seven targets, which are much alike: compressed for size, it has a quarter of the bytes.
-#
 # No contraction: fused operations are written as fmaf, so that results equal those of the scalar reference.
 set -eu
 
@@ -21,7 +19,7 @@ for target in ${KVD_CUDA_TARGETS:-80 86 89 90 100 120}; do
         targets="$targets -gencode arch=compute_$target,code=sm_$target"
 done
 # shellcheck disable=SC2086 # words
-"$@" -fatbin --compress-mode=size -O3 -std=c++17 -fmad=false -Xptxas -v $targets -gencode arch=compute_80,code=compute_80 \
+"$@" -fatbin -O3 -std=c++17 -fmad=false -Xptxas -v $targets -gencode arch=compute_80,code=compute_80 \
         -I "$root" -MD -MF "$depfile" -MT "$fatbin" -o "$fatbin" "$in" >"$said" 2>&1 || {
         cat "$said" >&2
         exit 1

@@ -199,6 +199,8 @@ class Runner:
     def processes(self):
         """processes that share a cache, and die"""
         self.program('processes', 'share', [self.path('tests/gpu/gpu-share')], 120)
+        self.checked('processes', 'batch', [self.path('tests/client/test-batch')], 90,
+                     question='attention over sequences: is it that of the processor?')
         for play in self.PLAYS:
             self.checked('processes', play, [self.path('tests/gpu/device/test-plays'), play], 40,
                          question=f'{play}: does it go as on the stand-in?')
