@@ -3,7 +3,8 @@
 
 tools/build links both statically with everything except the C library, from the objects of the checkout's build folder.
 Therefore the wheel needs no compiler and no other library where it is installed. It runs on Python 3.10 or later with a
-C library that has the functions it uses, as its tag says (manylinux_2_34_x86_64). With -C library=PATH -C kernels=PATH
+C library that has the functions it uses, as its tag says (manylinux_2_34_x86_64). With -C cuda=enabled, which needs nvcc
+and takes minutes longer, it has the kernels of kvd.Batch for GPUs. With -C library=PATH -C kernels=PATH
 pip uses existing libraries; if these need other libraries, the tag is that of this machine (linux_x86_64).
 """
 
@@ -47,11 +48,11 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}")
 
 
-def build_libraries(build: Path) -> dict[str, bytes]:
+def build_libraries(build: Path, cuda: str) -> dict[str, bytes]:
     targets = {f"{name}.0": f"{folder}/{name}.{_version()}" for folder, name in LIBRARIES.values()}
     _run("sh", f"{ROOT}/tools/build")
     _run("sh", f"{ROOT}/tools/build", "--from", f"{ROOT}/build", "--build", str(build), "--buildtype=release",
-         "--cuda=disabled", "--static_libs=true", "--b_sanitize=none", "--c_args=", *targets.values())
+         f"--cuda={cuda}", "--static_libs=true", "--b_sanitize=none", "--c_args=", *targets.values())
     Path(f"{build}.log").unlink()
     return {name: (build / target).read_bytes() for name, target in targets.items()}
 
@@ -115,7 +116,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
         # In ROOT, like the shared build folder: objects are reused only if the relative path to the sources is the
         # same.
         with tempfile.TemporaryDirectory(prefix="build-wheel-", dir=ROOT) as build:
-            libraries = build_libraries(Path(build))
+            libraries = build_libraries(Path(build), (config_settings or {}).get("cuda", "disabled"))
     tag = tag_of(libraries.values())
     sources = sorted(it for it in (HERE / "kvd").rglob("*") if it.suffix == ".py" or it.name == "py.typed")
     files = {it.relative_to(HERE).as_posix(): it.read_bytes() for it in sources}

@@ -9,9 +9,11 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 BUILD = Path(os.environ["KVD"]).resolve().parents[1]
 DRIVER = BUILD / "tests/gpu/fakecuda"
@@ -24,14 +26,16 @@ if str(DRIVER) not in os.environ.get("LD_LIBRARY_PATH", ""):    # libcuda is fou
 import torch  # noqa: E402
 import vllm_standin  # noqa: E402
 from common import Instance, daemon, document, run  # noqa: E402
+from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.platforms import interface  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # noqa: E402
-from vllm_engine import Engine  # noqa: E402
+from vllm_engine import Engine, connector  # noqa: E402
 from vllm_methods import END, OPTIONS, close, nothing_is_held, reasoning, switch, wait_for_tables  # noqa: E402
 from vllm_server import installed  # noqa: E402
 
-from kvd.engines import _vllm_layout  # noqa: E402
-from kvd.engines._vllm_attention_gpu import Backend, Builder, GpuAttention  # noqa: E402
+from kvd.engines import _vllm_attention, _vllm_layout  # noqa: E402
+from kvd.engines._vllm_attention_gpu import Backend, Builder, GpuAttention, GpuMetadata  # noqa: E402
+from kvd.engines._vllm_rows import Rows  # noqa: E402
 
 # The emulation computes some hundred tokens a second.
 SHORT, CHUNK = 6, 64
@@ -169,14 +173,71 @@ def test_vllm_chooses_the_backend_for_gpus(world: World) -> None:
         assert len(Backend.validate_configuration(**plain | {name: value})) == 1, name
 
 
+@contextmanager
+def as_configured(**transfer) -> Iterator[None]:
+    """vLLM's configuration while it makes its layers; without arguments: of a vLLM without kvd."""
+    config = VllmConfig()
+    config.kv_transfer_config = KVTransferConfig(**connector("in place", **transfer)) if transfer else None
+    with set_current_vllm_config(config):
+        yield
+
+
 def test_what_the_attention_for_gpus_lacks_is_refused(world: World) -> None:
     for given, words in (({"logits_soft_cap": 30.0}, "soft caps"), ({"sinks": torch.zeros(4)}, "sinks"),
                          ({"sliding_window": 64}, "sliding windows"), ({"alibi_slopes": [1.0]}, "ALiBi")):
-        try:
-            GpuAttention(4, 64, 0.1, 2, **given)
-            raise AssertionError(f"{words} are not refused")
-        except ValueError as error:
-            assert words in str(error)
+        with as_configured(methods=True):
+            refused(words, lambda given=given: GpuAttention(4, 64, 0.1, 2, **given))
+    for transfer in {}, {"methods": False}:         # it would attend to nothing, or to opaque blocks
+        with as_configured(**transfer):
+            refused("choose another one", lambda: GpuAttention(4, 64, 0.1, 2))
+
+
+def refused(words: str, call) -> None:
+    try:
+        call()
+    except ValueError as error:
+        assert words in str(error), error
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+def test_steps_that_vllm_invents_write_nowhere(world: World) -> None:
+    """Before vLLM has the pool, and while its connector is disabled (ActiveKVConnector): graphs are profiled, and kernels
+    compiled."""
+    with as_configured(methods=True):
+        attention = GpuAttention(4, 64, 0.1, 2)
+    cache, layer = torch.zeros(3, 2, 32, 128), SimpleNamespace(_k_scale_float=1.0, _v_scale_float=1.0)
+    states, out = torch.ones(5, 2, 64), torch.full((5, 4 * 64), torch.nan)
+    metadata = GpuMetadata(5, torch.tensor([0, 5]), torch.tensor([5]), torch.zeros(1, 1, dtype=torch.int32),
+                           torch.arange(5))
+    attention.do_kv_cache_update(layer, states, states, cache, metadata.slot_mapping)
+    for it in metadata, None:
+        out.fill_(torch.nan)
+        attention.forward(layer, torch.ones(5, 4, 64), states, states, cache, it, out)
+        assert not cache.any() and not out.any()
+
+
+def test_padding_is_stored_nowhere(world: World) -> None:
+    """vLLM's tensors may be longer than a step, for graphs of fixed sizes. Keys are stored with 16 bits, and 8."""
+    rows = SimpleNamespace(placed=Rows.placed, places={}, stored=None, running=False,
+                           space=SimpleNamespace(geometry=SimpleNamespace(block_tokens=32)))
+    group = SimpleNamespace(memory=SimpleNamespace(base=0), rows=SimpleNamespace(placed=lambda slots: Rows.placed(rows, slots)))
+    layer = SimpleNamespace(_k_scale_float=0.5, _v_scale_float=4.0)
+    for dtype, number in ("auto", torch.bfloat16), ("fp8", torch.float8_e4m3fn):
+        with as_configured(methods=True):
+            attention = GpuAttention(4, 64, 0.1, 2, kv_cache_dtype=dtype)
+        cache = torch.zeros(3, 2, 32, 128, dtype=torch.bfloat16 if dtype == "auto" else torch.uint8)
+        keys, values = torch.randn(2, 6, 2, 64, dtype=torch.bfloat16)
+        with patch.object(_vllm_attention, "get_kv_transfer_group", lambda: group), \
+                patch.object(_vllm_attention, "has_kv_transfer_group", lambda: True):
+            attention.do_kv_cache_update(layer, keys, values, cache, torch.tensor([33, 70, -1, 64, -1, -1, -1]))
+        planes = cache.view(3, 2, 2, 32, 64).view(number).to(torch.float32)
+        for block, slot, token in (1, 1, 0), (2, 6, 1), (2, 0, 3):
+            for plane, states, scale in (0, keys, 0.5), (1, values, 4.0):
+                stored = states[token].to(torch.float32) / (scale if dtype == "fp8" else 1)
+                assert (planes[block, plane, :, slot] == stored.to(number).to(torch.float32)).all(), (dtype, block, slot)
+                planes[block, plane, :, slot] = 0
+        assert not planes.any(), dtype
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from typing import get_args
 
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.config import CUDAGraphMode
 from vllm.config.cache import CacheDType
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim
@@ -147,6 +148,13 @@ def check_methods() -> None:
         register_backend(custom, BACKEND)
         with changed(config.attention_config, "backend", custom):
             space.refuse_in_place(config, plain)
+            for splitting, is_taken in (None, True), ([], False):
+                with changed(config.compilation_config, "cudagraph_mode", CUDAGraphMode.PIECEWISE), \
+                        changed(config.compilation_config, "splitting_ops", splitting):
+                    if is_taken:
+                        space.refuse_in_place(config, plain)
+                    else:
+                        refused("stored in CUDA graphs", config, plain)
     custom.clear_override()
 
 

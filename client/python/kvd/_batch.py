@@ -40,6 +40,7 @@ class Batch:
     in its order, and calls do not wait for them, but for the queries if a reader looks at them. Sliding windows, soft caps and
     sinks are not supported. Blocks and sequences that a step uses must stay as they are until the stream has passed it.
 
+    Needs a libkvd with kernels: from a build with nvcc (Meson's option cuda), or pip install client/python -C cuda=enabled.
     Raises kvd.Invalid if the space is not on a GPU, kvd.Busy if the stream is being captured, and what Table.attend() raises.
     """
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.backend import AttentionType
 
@@ -190,14 +190,16 @@ class Attention:
     def store(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
               slot_mapping: torch.Tensor) -> None:
         """Store keys and values of a step's tokens, [tokens, kv_heads, dim] each."""
+        if not has_kv_transfer_group():         # a step that vLLM invents, perhaps before it has the pool
+            return
         planes, n = self._place(kv_cache), min(len(slot_mapping), len(key))
         blocks, slots, real = get_kv_transfer_group().rows.placed(slot_mapping[:n])
-        states = torch.stack([key[:n], value[:n]], 1)
         if self.bytes:
-            scales, most = torch.tensor(_scales(layer), device=states.device).view(2, 1, 1), torch.finfo(self.bytes).max
-            states = (states.to(torch.float32) / scales).clamp(-most, most).to(self.bytes).view(planes.dtype)
+            most = torch.finfo(self.bytes).max
+            states = torch.stack([it[:n].to(torch.float32) / scale for it, scale in zip((key, value), _scales(layer))], 1)
+            states = states.clamp(-most, most).to(self.bytes).view(planes.dtype)
         else:
-            states = states.to(planes.dtype)
+            states = torch.stack([key[:n], value[:n]], 1).to(planes.dtype)
         planes[blocks, :, :, slots] = states if real is None else states[real]
 
     def forward(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -205,12 +207,15 @@ class Attention:
                 output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("kvd does not support fused output quantization")
-        if attn_metadata is None:               # a step that vLLM invents to warm up
-            return output
+        if attn_metadata is None or not has_kv_transfer_group():       # a step that vLLM invents
+            return output.fill_(0)
         connector, n = get_kv_transfer_group(), attn_metadata.num_actual_tokens
         self._place(kv_cache)
         if connector.step is None or connector.step.metadata is not attn_metadata:      # the first layer of a step
-            connector.step = step_of(connector, attn_metadata, self.num_heads, self.scale)
+            connector.form = connector.form or (self.num_heads, self.scale)
+            connector.step = step_of(connector, attn_metadata, *connector.form)
+        if connector.form != (self.num_heads, self.scale):
+            raise NotImplementedError("kvd follows no methods in models whose layers differ in heads or scale")
         numbers = torch.float32 if connector.space.device[0] == HOST else query.dtype
         q = query[:n].reshape(n, -1).to(numbers).contiguous()
         key_scale, value_scale = _scales(layer) if self.bytes else (1., 1.)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.backend import (AttentionBackend, AttentionImpl, AttentionMetadata, AttentionMetadataBuilder, AttentionType,
                                        CommonAttentionMetadata)
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -18,6 +20,7 @@ import kvd
 
 from ._reduction import NOTED
 from ._vllm_attention import Attention, Metadata, requests_of
+from ._vllm_layout import asks_for_methods
 from ._vllm_rows import Row
 
 
@@ -116,8 +119,9 @@ class Builder(AttentionMetadataBuilder[GpuMetadata]):
               fast_build: bool = False) -> GpuMetadata:
         """Waits for the copies, since tables name what libkvd sees on the processor."""
         it = common_attn_metadata
-        return GpuMetadata(it.num_actual_tokens, it.query_start_loc_cpu, it.seq_lens.cpu(), it.block_table_tensor.cpu(),
-                           it.slot_mapping)
+        most = cdiv(it.max_seq_len, self.kv_cache_spec.block_size)
+        return GpuMetadata(it.num_actual_tokens, it.query_start_loc_cpu, it.seq_lens.cpu(),
+                           it.block_table_tensor[:, :most].cpu(), it.slot_mapping)
 
 
 class GpuAttention(Attention, AttentionImpl[GpuMetadata]):
@@ -125,6 +129,9 @@ class GpuAttention(Attention, AttentionImpl[GpuMetadata]):
                  alibi_slopes: list[float] | None = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: float | None = None, attn_type: str = AttentionType.DECODER,
                  kv_sharing_target_layer_name: str | None = None, sinks: torch.Tensor | None = None):
+        if not asks_for_methods(get_current_vllm_config_or_none()):
+            raise ValueError('the attention backend CUSTOM is kvd\'s, for "methods": true in the extra configuration of'
+                             " kvd.engines.vllm: choose another one")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.alibi_slopes, self.sliding_window, self.attn_type = alibi_slopes, sliding_window or -1, attn_type

@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 import kvd
 
 from . import _vllm_events as events
+from ._vllm_attention import Attention
 from ._vllm_groups import Groups
 from ._vllm_layout import asks_for_methods, register
 from ._vllm_ledger import Ledger, Numbers
@@ -126,7 +127,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.memory = memory        # that of the scheduler's blocks: the space may have met the next daemon already
         self.ahead = compare_next_token(vllm_config, kv_cache_config)
         self.extra = vllm_config.kv_transfer_config.get_from_extra_config
+        self.layers = vllm_config.compilation_config.static_forward_context
         self.step: Any = None       # of _vllm_attention.py
+        self.form: tuple[int, float] | None = None      # query heads and scale of all layers
         self.batch: kvd.Batch | None = None     # of its steps on a GPU
         self.ledger: Ledger | None = None
         if asks_for_methods(vllm_config):
@@ -201,6 +204,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         base + b * block_bytes + offset + l * layer_stride, where the offset has the share of this worker. A view is at most
         as long as its page, which may end with padding."""
         memory, caches = self.space.memory(), self._kv_cache_config
+        if self.extra("methods", False):
+            others = [name for name in kv_caches if not isinstance(self.layers[name].impl, Attention)]
+            if others:
+                raise RuntimeError(f"vLLM attends with another backend than kvd's in layer {others[0]}, which knows no methods")
         pages = {name: spec.page_size_bytes for name, spec in layer_specs(caches)}
         for tensor in caches.kv_cache_tensors:
             for i, name in enumerate(tensor.layers):

@@ -188,7 +188,8 @@ class Row:
                 ctypes.memmove(base + new * size, base + old * size, size)
             return
         pool = torch.from_dlpack(self.space.memory())       # [blocks, bytes]
-        pool[to] = pool[ids]
+        for old, new in zip(ids, to):
+            pool[new].copy_(pool[old])
         wait_for_gpu()
 
     def _borrow(self, sequence: kvd.Sequence, most: int) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.config import ModelConfig, VllmConfig
+from vllm import envs
+from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv
@@ -135,11 +136,20 @@ def _attends(config: VllmConfig) -> bool:
     return backend is AttentionBackendEnum.CUSTOM and backend.get_path() == BACKEND
 
 
+def _captures(config: VllmConfig) -> bool:
+    """Return whether vLLM would capture in a graph where keys are stored, which is valid for one step."""
+    it = config.compilation_config
+    return it.cudagraph_mode != CUDAGraphMode.NONE and (envs.VLLM_USE_BREAKABLE_CUDAGRAPH
+                                                        or not it.splitting_ops_contain_kv_cache_update())
+
+
 def _with_methods(config: VllmConfig, caches: KVCacheConfig) -> list[tuple[bool, str]]:
     parallel, specs = config.parallel_config, [spec for _, spec in layer_specs(caches)]
     windows = any(getattr(specs[0], it, None) for it in ("sliding_window", "attention_chunk_size"))
-    others = [(not current_platform.is_cpu() and not _attends(config),
-               "an attention that knows no tables of kvd's: use --attention-backend CUSTOM (on GPUs)"), (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
+    on_gpus = not current_platform.is_cpu()
+    others = [(on_gpus and not _attends(config), "another attention than kvd's: use --attention-backend CUSTOM"),
+              (on_gpus and _captures(config), "keys that are stored in CUDA graphs: use --enforce-eager"),
+              (config.scheduler_config.async_scheduling, "asynchronous scheduling"),
               (any(spec != specs[0] for spec in specs) or type(specs[0]) is not FullAttentionSpec or windows,
                "layers that differ, or have other than full attention"),
               (_numbers(config, specs[0]) is None, f"kv_cache_dtype {config.cache_config.cache_dtype}"),

@@ -40,7 +40,8 @@ token: vLLM alone does not use the last block that it finds, whereas kvd compare
 head, requests with pictures, and sessions of streaming input, are not shared.
 
 With "methods": true, blocks are planes into which the daemon can look, kvd's own attention reads them in place of vLLM's
-kernel (on GPUs with --attention-backend CUSTOM --no-async-scheduling, in models without soft caps and sinks), and vLLM follows the methods that are on in the space when a request is looked up (SPACE is in vLLM's log, and
+kernel (on GPUs with --attention-backend CUSTOM --no-async-scheduling, in models without soft caps and sinks; kvd must have
+kernels for GPUs: pip install client/python -C cuda=enabled, where nvcc is), and vLLM follows the methods that are on in the space when a request is looked up (SPACE is in vLLM's log, and
 in kvctl spaces):
 
     kvctl space set SPACE keydiff=on keydiff.budget=1000
