@@ -2,8 +2,7 @@
 
 /*
  * What one query needs most of a sequence, for engines that bring their own attention. The
- * estimates are those by which a reader's attention selects tokens (HShare) and keeps blocks
- * (KVReviver), or bounds of scores (Quest).
+ * estimates are those by which a reader's attention selects tokens and keeps blocks, or bounds of scores (Quest).
  */
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare: sharing configurations, which name each layer's and head's source and are made from a
+ * Configurations of shared selections, which name each layer's and head's source and are made from a
  * client's selections, and the summaries that hold the labels of tokens.
  */
 

@@ -3,7 +3,7 @@
 #define KVD_KERNELS_CUDA_SQUARES_CUH
 
 /*
- * Sums of squares of planes of blocks, or of their differences, in the order of kernels/memshare.c:
+ * Sums of squares of planes of blocks, or of their differences, in the order of the processor:
  * chains of 16 lanes, several side by side depending on the form, each of which is the work of one
  * lane here. A group of lanes that together have all chains sums up one chunk. Groups work on
  * chunks that are one after the other, in whole sectors of memory.

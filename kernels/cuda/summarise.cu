@@ -73,7 +73,7 @@ static __device__ __forceinline__ float2 pair_at(const uint8_t *row, uint32_t d)
 }
 
 /*
- * Computes lane j (of 16) of the rows' sums of squares, in the order of kernels/keydiff.c, for EACH
+ * Computes lane j (of 16) of the rows' sums of squares, in the order of the processor, for EACH
  * rows per half warp.
  */
 template <int NUMBER>
@@ -161,7 +161,7 @@ static __device__ __forceinline__ void add_directions(float2 sum[PAIRS], const u
         }
 }
 
-/* ---- labels: kernels/hshare_label.c ---------------------------------------------------------- */
+/* ---- labels, with the bits of the processor -------------------------------------------------- */
 
 static __device__ __forceinline__ float through_f16(float x) {
         return f16_to_float(float_to_f16(x)) + 0.0f;

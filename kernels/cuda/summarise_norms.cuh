@@ -2,7 +2,7 @@
 #ifndef KVD_KERNELS_CUDA_SUMMARISE_NORMS_CUH
 #define KVD_KERNELS_CUDA_SUMMARISE_NORMS_CUH
 
-/* Norms of a layer's planes, for summaries: those of kernels/memshare.c, of all tokens that are written. */
+/* Norms of a layer's planes, for summaries: those of the processor, of all tokens that are written. */
 
 #include "kernels/cuda/narrow.cuh"
 #include "kernels/cuda/squares.cuh"

@@ -7,12 +7,10 @@
  * settings of the space. Its blocks are a sequence of the pool, and attention reads through the
  * sequence's table.
  *
- *      MemShare    blocks stand in for others, at a position that differs by a delta. A step of reasoning ends with an
- *                  empty line; the text after a long step begins in a fresh block, because only steps with the same
- *                  alignment are recognised as similar
- *      HShare      decoded tokens attend to a selection, made from the daemon's labels               (client/reader.h)
- *      KVReviver   a share of the blocks stays; a query waits for a block that it misses             (client/reader.h)
- *      KeyDiff     a number of tokens stays per layer and head, after each chunk of the prompt       (eviction.c)
+ * After each chunk of the prompt, tokens leave that the space's budget has no room for (eviction.c).
+ * Decoded tokens see what a reader says (client/reader.h). A step of reasoning ends with an empty
+ * line; the text after a long step begins in a fresh block, because only steps with the same
+ * alignment are recognised as similar.
  *
  * Slots are numbered through the table: slot s is in block s / block_tokens. Not every slot holds a
  * token.
