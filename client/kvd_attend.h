@@ -299,8 +299,8 @@ int kvd_batch_new(kvd_space *space, const struct kvd_batch_options *options, kvd
 kvd_batch *kvd_batch_free(kvd_batch *batch);
 
 /*
- * Begins a step of n requests, which stay the caller's until kvd_batch_end. Requests of one token
- * are faster if they come first. -EINVAL: a table or its blocks, as for kvd_sequence_attention; or
+ * Begins a step of n requests. What they name stays the caller's; a sequence that has a reader is in
+ * one of them only. Requests of one token are faster if they come first. -EINVAL: a table or its blocks, as for kvd_sequence_attention; or
  * an entry has a delta, and there are no frequencies. -ESTALE: tables and sequences belong to
  * different daemons. After an error no step has begun.
  */

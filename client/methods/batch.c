@@ -18,15 +18,24 @@ static const struct kvd_shape *shape(const struct kvd_batch *b) {
         return &b->space->geometry;
 }
 
-/* Encloses the work of a call. -EBUSY: the stream is being captured. */
+static int enter_device(struct kvd_batch *b) {
+        int r = kvd_device_enter(&b->device);
+
+        return r < 0 ? client_fail(r, "%s", b->device.why) : 0;
+}
+
+/*
+ * Encloses the work of a call, with kvd_device_leave. -EBUSY: the stream is being captured. The
+ * captures of other streams are not disturbed.
+ */
 static int enter(struct kvd_batch *b, cu_stream stream) {
-        int r = space_check(b->space) < 0 ? -ECHILD : batch_checked(&b->gpu, gpu_enter(&b->gpu));
+        int r = space_check(b->space) < 0 ? -ECHILD : enter_device(b);
 
         if (r < 0)
                 return r;
         r = device_refuses(b->rows.view->device, stream);
         if (r < 0)
-                gpu_leave(&b->gpu);
+                kvd_device_leave(&b->device);
         return r;
 }
 
@@ -99,15 +108,16 @@ static int send_all(struct kvd_batch *b, cu_stream stream) {
         return r < 0 || !b->rows.gaps ? r : send_lists(b, stream);
 }
 
-static int check_readers(const struct kvd_batch *b) {
+static int check_rows(const struct kvd_batch *b) {
+        const struct device *device = b->rows.view->device;
         uint32_t group = b->options.heads / shape(b)->kv_heads;
 
         for (uint32_t i = 0; i < b->rows.n; i++)
                 if (b->rows.at[i].reader && b->rows.at[i].reader->group != group)
                         return client_fail(-EINVAL, "the batch and a reader differ in query heads");
-        return b->rows.view->device->gpu.ordinal == b->gpu.ordinal ?
+        return device && device->gpu.ordinal == b->gpu.ordinal ?
                        0 :
-                       client_fail(-ESTALE, "the next daemon's pool is on another GPU");
+                       client_fail(-ESTALE, "the next daemon's pool is not on this GPU");
 }
 
 int kvd_batch_begin(struct kvd_batch *b, uint32_t n, const struct kvd_request *requests,
@@ -120,14 +130,14 @@ int kvd_batch_begin(struct kvd_batch *b, uint32_t n, const struct kvd_request *r
         if (r == 0)
                 r = rows_take(&b->rows, b->space, n, requests);
         if (r == 0)
-                r = check_readers(b);
+                r = check_rows(b);
         if (r == 0)
                 r = enter(b, stream);
         if (r == 0) {
                 r = send_all(b, stream);
                 if (r == 0)
                         r = clear_masses(b, stream);
-                gpu_leave(&b->gpu);
+                kvd_device_leave(&b->device);
         }
         if (r < 0)
                 b->rows.n = 0;
@@ -262,7 +272,7 @@ int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size
                 b->ld_lists = 0;
         if (r == 0)
                 r = attend_all(b, layer, queries, (cu_address)(uintptr_t)out, ldo, stream);
-        gpu_leave(&b->gpu);
+        kvd_device_leave(&b->device);
         return r;
 }
 
@@ -292,7 +302,7 @@ int kvd_batch_end(struct kvd_batch *b, void *stream) {
                 r = enter(b, stream);
                 if (r == 0) {
                         r = take_masses(b, stream);
-                        gpu_leave(&b->gpu);
+                        kvd_device_leave(&b->device);
                 }
         }
         b->rows.n = 0;
@@ -316,9 +326,11 @@ static void free_memory(struct kvd_batch *b) {
 struct kvd_batch *kvd_batch_free(struct kvd_batch *b) {
         if (!b)
                 return NULL;
-        if (b->opened && !forked(b->space->handle) && gpu_enter(&b->gpu) == 0) {
+        if (b->opened && !forked(b->space->handle) && enter_device(b) == 0) {
                 free_memory(b);
-                gpu_close(&b->gpu);
+                kvd_device_leave(&b->device);
+                if (gpu_enter(&b->gpu) == 0)
+                        gpu_close(&b->gpu);
         }
         rows_free(&b->rows);
         free(b->floats);
@@ -362,6 +374,7 @@ static int open_gpu(struct kvd_batch *b) {
         if (r < 0)
                 return batch_checked(&b->gpu, r);
         b->opened = true;
+        b->device = view->device->gpu;
         r = gpu_has_kernels(&b->gpu);
         if (r == 0)
                 r = gpu_check(&b->gpu,

@@ -104,6 +104,7 @@ struct kvd_batch {
         struct kvd_batch_options options;
         float *frequencies; /* [head_dim / 2], owned; NULL: unknown */
         struct gpu gpu;
+        struct kvd_device device; /* the same, for what drivers refuse while a stream is captured */
         bool opened;
         struct twin tables, lists, masses, workspace;
         struct twin queries; /* its memory on the GPU is not used */

@@ -12,6 +12,8 @@
 #include "client/methods/reader.h"
 #include "ipc/base/sys.h"
 
+enum { MOST_SLOTS = 1 << 30 }; /* of a row */
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 static int check_reader(const struct kvd_request *q) {
@@ -28,17 +30,30 @@ static int check_reader(const struct kvd_request *q) {
 static int check(struct rows *rows, struct kvd_space *space, const struct kvd_request *q) {
         uint32_t n_blocks = DIV_UP(q->table.first + q->table.n, space->geometry.block_tokens);
         struct view *view = NULL;
+        uint64_t slots = (uint64_t)q->table.first + q->table.n;
         int r = attend_find_table(space, &q->table, &view);
 
         if (r < 0)
                 return r;
+        slots += q->sequence ? (uint64_t)q->sequence->n * space->geometry.block_tokens : 0;
         if ((rows->view && rows->view != view) || (q->sequence && q->sequence->view != view))
                 return client_fail(
                         -ESTALE, "the requests' tables and sequences belong to different daemons");
         rows->view = view;
+        if (slots > MOST_SLOTS)
+                return client_fail(-EINVAL, "%llu slots are more than a GPU's kernels take",
+                                   (unsigned long long)slots);
         for (uint32_t i = 0; r == 0 && i < n_blocks; i++)
                 r = attend_check_block(view, q->table.blocks[i]);
         return r < 0 ? r : check_reader(q);
+}
+
+/* Its reader may change a sequence in the middle of a step, and other rows would not know. */
+static int check_alone(const struct rows *rows, const struct kvd_request *q) {
+        for (uint32_t i = 0; q->sequence && i < rows->n; i++)
+                if (rows->at[i].sequence == q->sequence && (rows->at[i].reader || q->reader))
+                        return client_fail(-EINVAL, "a sequence with a reader is in two requests");
+        return 0;
 }
 
 static int make_room(struct rows *rows, uint32_t n) {
@@ -74,10 +89,13 @@ int rows_take(struct rows *rows, struct kvd_space *space, uint32_t n,
         rows->n = rows->most = rows->n_single = 0;
         rows->looks = false;
         rows->view = NULL;
-        for (uint32_t i = 0; r == 0 && i < n; token += requests[i++].table.n) {
-                r = check(rows, space, &requests[i]);
+        for (; r == 0 && rows->n < n; token += requests[rows->n++].table.n) {
+                r = check(rows, space, &requests[rows->n]);
                 if (r == 0)
-                        add(rows, i, token, &requests[i]);
+                        r = check_alone(rows, &requests[rows->n]);
+                if (r < 0)
+                        break;
+                add(rows, rows->n, token, &requests[rows->n]);
         }
         rows->n = r == 0 ? n : 0;
         return r;

@@ -646,6 +646,12 @@ START_TEST(what_is_no_step_is_refused) {
         add(1, 0, 1)->reader[1] = reader;
         expect(begin(), -EINVAL, "another sequence");
         requests[1].reader[1] = NULL;
+        expect(kvd_batch_begin(batch, 2,
+                               (struct kvd_request[]){{table_of(r, 1), r->sequence[1], reader,
+                                                       NULL},
+                                                      {table_of(r, 1), r->sequence[1], NULL, NULL}},
+                               stream),
+               -EINVAL, "in two requests");
         OK(begin());
         kvd_reader_begin(reader, 9, 2);
         expect(kvd_batch_begin(batch, 1,
