@@ -147,7 +147,7 @@ static void expect_visible(const struct kvd_heads *heads, uint32_t first, uint32
         double expected[DIM];
 
         for (uint32_t i = 0; i < n * QUERIES * DIM; i++)
-                q[0][i] = random_float();
+                q[i / (QUERIES * DIM)][i % (QUERIES * DIM)] = random_float();
         ck_assert_msg(kvd_sequence_attention(&seen, 0, &t, heads, q[0], QUERIES * DIM, out[0],
                                              QUERIES * DIM) == 0,
                       "%s", kvd_error());
