@@ -681,12 +681,12 @@ END_TEST
 /* Functions for graphs, which kvd does not use. */
 static cu_result capture(const char *name, void *argument) {
         void *driver = dlopen("libcuda.so.1", RTLD_NOW), *graph = NULL;
-        cu_result (*begin)(cu_stream, int), (*end)(cu_stream, void **), (*destroy)(void *);
+        cu_result (*capturing)(cu_stream, int), (*end)(cu_stream, void **), (*destroy)(void *);
         cu_result error;
 
         if (strcmp(name, "begin") == 0) {
-                *(void **)&begin = dlsym(driver, "cuStreamBeginCapture_v2");
-                return begin(argument, CU_CAPTURE_MODE_RELAXED);
+                *(void **)&capturing = dlsym(driver, "cuStreamBeginCapture_v2");
+                return capturing(argument, CU_CAPTURE_MODE_RELAXED);
         }
         *(void **)&end = dlsym(driver, "cuStreamEndCapture");
         *(void **)&destroy = dlsym(driver, "cuGraphDestroy");
