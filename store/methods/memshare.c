@@ -225,7 +225,7 @@ static bool gather(struct gathering *g, uint32_t at) {
 }
 
 static void write_steps(struct gathering *g) {
-        const float tau[] = {memshare_tau(g->q->space), memshare_tau_same(g->q->space)};
+        const float tau[] = {share_distance(g->q->space), share_distance_same(g->q->space)};
         uint32_t bits[ARRAY_SIZE(tau)];
 
         memcpy(bits, tau, sizeof bits);
@@ -280,7 +280,7 @@ static bool makes_sense(const struct job *job, const struct kvd_match *m) {
         return m->target < job->n_items && m->source < job->n_items &&
                job->items[m->target].flags == KVD_JOB_TARGET &&
                job->items[m->source].flags == KVD_JOB_SOURCE && isfinite(m->distance) &&
-               m->distance <= MAX(memshare_tau(job->space), memshare_tau_same(job->space));
+               m->distance <= MAX(share_distance(job->space), share_distance_same(job->space));
 }
 
 static void propose(struct job *job, struct sequence *q, const struct kvd_match *m) {

@@ -29,11 +29,11 @@
 
 static void tell(struct space *space) {
         atomic_store_explicit((shm_u64 *)&space->ix->counters[KVD_SPACE_TAU_BLOCK],
-                              (uint64_t)(1e6 * (double)memshare_tau(space) + 0.5),
+                              (uint64_t)(1e6 * (double)share_distance(space) + 0.5),
                               memory_order_relaxed);
 }
 
-float memshare_tau(const struct space *space) {
+float share_distance(const struct space *space) {
         bool measured = calibration_of(space)->tau > 0 &&
                         setting(space, KVD_memshare_calibrate) > 0;
 
@@ -42,7 +42,7 @@ float memshare_tau(const struct space *space) {
 }
 
 /* The relative metric means the same for all models, so that one number suits all. */
-float memshare_tau_same(const struct space *space) {
+float share_distance_same(const struct space *space) {
         return setting(space, KVD_memshare_metric) == RELATIVE ?
                        (float)setting(space, KVD_memshare_tau_same) :
                        0;

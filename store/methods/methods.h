@@ -17,7 +17,7 @@ static inline bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space_index(space)->settings, which);
 }
 
-/* MemShare's state of a space: the threshold, as measured. */
+/* The threshold of similar blocks of a space, as measured. */
 struct calibration {
         struct ticket calibrate;
         float tau;           /* measured threshold; 0: not measured */
@@ -30,7 +30,7 @@ static inline struct calibration *calibration_of(const struct space *space) {
         return space->parts.calibration;
 }
 
-/* KVReviver's state of a space, without its sequences' sketches. */
+/* A space's sketches that no sequence has any more, and the number of the newest of all. */
 struct sketches {
         struct sketch *dead; /* owned; list of sketches whose memory is being freed */
         uint32_t last_number;
@@ -40,7 +40,7 @@ static inline struct sketches *sketches_of(const struct space *space) {
         return space->parts.sketches;
 }
 
-/* kvreviver_sketch.c */
+/* ---- sketches -------------------------------------------------------------------------------- */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
 /* a sketch with room for n_tokens, created if necessary; NULL: none */
 struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens);
@@ -61,7 +61,7 @@ void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 /* the entry is exact again; its copy stays */
 void entry_forget_sketch(struct sequence *sequence, uint32_t at);
 
-/* kvreviver_cool.c */
+/* ---- blocks that leave the pool -------------------------------------------------------------- */
 enum kvd_cool cool_means(struct space *space); /* how blocks may leave; 0: they may not */
 /* blocks that the sequence may lose: the recent and candidate parts of its budget stay */
 uint64_t cool_most(const struct sequence *sequence);
@@ -79,21 +79,19 @@ struct cool_room {        /* of one request; zeros at first */
  */
 bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, struct cool_room *room);
 
-/* memshare.c */
+/* ---- similar blocks -------------------------------------------------------------------------- */
 bool sequence_compare_all(struct sequence *sequence);
-
-/* memshare_calibrate.c */
 /* maximum distance of two blocks that may share */
-float memshare_tau(const struct space *space);
-float memshare_tau_same(const struct space *space); /* for blocks of the same tokens; or 0 */
+float share_distance(const struct space *space);
+float share_distance_same(const struct space *space); /* for blocks of the same tokens; or 0 */
 void calibrate_look(struct space *space); /* call when a step has ended: measures if it is time */
 
-/* priority.c */
+/* ---- priorities ------------------------------------------------------------------------------ */
 #define PRIORITY_MOST UINT16_MAX               /* the daemon itself never removes the entry */
 void priority_rank(struct sequence *sequence); /* ranks the next piece of it: sequence->ranked */
 bool priority_lacks_scores(const struct sequence *sequence);
 
-/* relief.c */
+/* ---- relief ---------------------------------------------------------------------------------- */
 /*
  * lets up to n entries of lowest priority leave; returns their number; -EAGAIN: not all were looked
  * at

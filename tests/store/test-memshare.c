@@ -115,25 +115,25 @@ START_TEST(the_threshold_is_what_strangers_say) {
         set(space, "memshare.calibrate", "0.1");
         ck_assert_int_eq(step(&t, 2, 100), 1); /* too few pairs to calibrate */
         work();
-        ck_assert(memshare_tau(space) == 0.5f);
+        ck_assert(share_distance(space) == 0.5f);
         ck_assert_uint_eq(counter(space, KVD_SPACE_TAU_BLOCK), 500000);
         for (uint32_t i = 1; i < 9; i++)
                 ck_assert_int_eq(step(&t, 4, 1000 * i), 1);
-        ck_assert(threshold_of_job() == memshare_tau(space));
+        ck_assert(threshold_of_job() == share_distance(space));
         work();
         ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 128);
-        ck_assert(memshare_tau(space) == 1.12f);
+        ck_assert(share_distance(space) == 1.12f);
         ck_assert_uint_eq(counter(space, KVD_SPACE_TAU_BLOCK), 1120000);
         set(space, "memshare.metric", "fro_norm"); /* another metric needs its own threshold */
-        ck_assert(memshare_tau(space) == 0.5f);
+        ck_assert(share_distance(space) == 0.5f);
         ck_assert_int_eq(step(&t, 4, 9000), 1);
         work();
-        ck_assert(memshare_tau(space) == 1.12f);
+        ck_assert(share_distance(space) == 1.12f);
         ck_assert_int_eq(step(&t, 4, 10000), 1); /* calibrated already */
         work();
         ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 256);
         set(space, "memshare.calibrate", "0");
-        ck_assert(memshare_tau(space) == 0.5f);
+        ck_assert(share_distance(space) == 0.5f);
         table_close(&t);
 }
 END_TEST
@@ -171,7 +171,7 @@ START_TEST(nonsense_is_no_threshold) {
         while (worker_take() && worker_job->kind != KVD_JOB_CALIBRATE)
                 worker_do();
         worker_answer(nonsense, worker_job->n_items / 2 * sizeof *nonsense);
-        ck_assert(memshare_tau(space) == 0.27f);
+        ck_assert(share_distance(space) == 0.27f);
         ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 0);
         work();
         table_close(&t);
