@@ -8,6 +8,7 @@
  */
 
 #include "daemon/process/worker/task.h"
+#include "kernels/cuda/memshare.h"
 #include "kernels/memshare.h"
 
 struct candidate {
@@ -31,6 +32,12 @@ struct compare {
 };
 
 #define COMPARE_NONE UINT32_MAX
+
+/* Norms of the planes of so many layers, [layer][K, V]. */
+void compare_norms(const struct task *task, uint32_t layers, const uint8_t *planes, float *to);
+
+/* The rotation by delta positions: cosine [half], sine [half]. */
+void compare_angles(const struct compare *c, int64_t delta, float *to);
 
 /* May the source replace the target? */
 bool compare_may(const struct compare *c, uint32_t target, uint32_t source);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's second stage for blocks on a GPU. The GPU computes the distance of every pair that may
+ * The second stage of a comparison for blocks on a GPU. The GPU computes the distance of every pair that may
  * be shared, with the same bits as the processor would. The processor then finds the nearest, in
  * the order of job_compare.c. CALIBRATE does the same for given pairs.
  */
@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "daemon/process/worker/compare.h"
-#include "kernels/cuda/memshare.h"
 
 #define MOST_PAIRS (1u << 22) /* 80 MiB of the GPU's memory */
 #define MOST_ANGLES 4096u     /* different distances of positions; each has a row of angles */
@@ -104,9 +103,7 @@ static int make_angles(struct pairs *p) {
 
         p->angles = task_room(c->task, (size_t)p->n_angles * 2 * c->half, sizeof *p->angles);
         for (uint32_t i = 0; p->angles && i < p->n_angles; i++)
-                kvd_memshare_angles(c->frequencies, c->half, p->deltas[i],
-                                    p->angles + (size_t)i * 2 * c->half,
-                                    p->angles + (size_t)i * 2 * c->half + c->half);
+                compare_angles(c, p->deltas[i], p->angles + (size_t)i * 2 * c->half);
         return p->angles ? 0 : -ENOMEM;
 }
 

@@ -3,9 +3,8 @@
 /*
  * Compaction. Each layer and KV head chooses the tokens of the source blocks that have the highest
  * scores, and moves their keys and values into the destination blocks, packed, in order of position.
- * The scores are the client's, or KeyDiff's, whose anchor is that of the whole sequence
- * (job_score.c). The rest of the last destination and the state planes are zeros. Threads share out
- * the layers.
+ * The scores are the client's, or those of job_score.c by the anchor of the whole sequence. The
+ * rest of the last destination and the state planes are zeros. Threads share out the layers.
  */
 
 #include <errno.h>
@@ -15,34 +14,16 @@
 #include "daemon/process/worker/jobs.h"
 #include "daemon/process/worker/score.h"
 #include "kernels/block.h"
-#include "kernels/keydiff.h"
-
-static struct kvd_key_rows keys_of(const struct task *task, uint32_t layer) {
-        const struct shape *s = &task->shape;
-
-        return (struct kvd_key_rows){.offset = layer * 2 * s->plane,
-                                     .head_stride = s->head_stride,
-                                     .token_stride = s->token_stride,
-                                     .per_block = s->tokens,
-                                     .heads = s->heads,
-                                     .dim = s->dim,
-                                     .type = s->type};
-}
 
 /* One block at a time, since blocks need not be full. */
-static void score_layer(const struct packing *p, uint32_t layer, float *scores, float *scratch) {
-        const struct shape *s = &p->task->shape;
-        const float *anchor = p->anchors + (size_t)layer * s->heads * s->dim;
-        struct kvd_key_rows keys = keys_of(p->task, layer);
+static void score_tokens(const struct packing *p, uint32_t layer, float *scores, float *scratch) {
         uint32_t at = 0;
 
         for (uint32_t i = 0; i < p->n_from; i++) {
-                const uint8_t *block = p->from[i];
-                uint32_t n = MIN(p->task->items[i].n_tokens, s->tokens);
+                uint32_t n = MIN(p->task->items[i].n_tokens, p->task->shape.tokens);
 
-                keys.blocks = &block;
-                p->task->ops->keydiff->score(scores + at, p->n_tokens, &keys, 0, n, anchor,
-                                             scratch);
+                score_layer(p->task, p->from[i], n, layer, p->anchors, scores + at, p->n_tokens,
+                            scratch);
                 at += n;
         }
 }
@@ -85,7 +66,7 @@ static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
         if (p->n_scores)
                 copy_scores(p, layer, scores);
         else
-                score_layer(p, layer, scores, scratch);
+                score_tokens(p, layer, scores, scratch);
         for (uint32_t h = 0; h < s->heads; h++) {
                 p->task->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens,
                                           p->keep, true, chosen + p->n_tokens);
@@ -144,9 +125,7 @@ static int find_blocks(struct packing *p) {
 }
 
 static int find_anchors(struct packing *p) {
-        struct kvd_key_rows keys = keys_of(p->task, 0);
-
-        p->scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
+        p->scratch = ALIGN_UP(score_scratch(p->task), 16);
         p->anchors = score_anchors(p->task);
         return p->anchors ? 0 : -ENOMEM;
 }

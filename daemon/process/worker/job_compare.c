@@ -86,6 +86,26 @@ static int find_steps(struct compare *c) {
 
 /* ---- stage 2 --------------------------------------------------------------------------------- */
 
+static struct kvd_memshare_shape shape_of(const struct task *task, uint32_t layers) {
+        const struct shape *s = &task->shape;
+
+        return (struct kvd_memshare_shape){.layers = layers,
+                                           .heads = s->heads,
+                                           .tokens = s->tokens,
+                                           .dim = s->dim,
+                                           .type = s->type};
+}
+
+void compare_norms(const struct task *task, uint32_t layers, const uint8_t *planes, float *to) {
+        const struct kvd_memshare_shape shape = shape_of(task, layers);
+
+        task->ops->memshare->norms(&shape, planes, to);
+}
+
+void compare_angles(const struct compare *c, int64_t delta, float *to) {
+        kvd_memshare_angles(c->frequencies, c->half, delta, to, to + c->half);
+}
+
 /* Norms come from the summary, or are computed if there is none. */
 static void prepare(void *data, uint32_t i, uint32_t thread) {
         struct compare *c = data;
@@ -102,7 +122,7 @@ static void prepare(void *data, uint32_t i, uint32_t thread) {
                 memcpy(norms, row + task->space->summary.norms_off,
                        2 * c->shape.layers * sizeof *norms);
         else
-                task->ops->memshare->norms(&c->shape, block, norms);
+                compare_norms(task, c->shape.layers, block, norms);
 }
 
 bool compare_may(const struct compare *c, uint32_t target, uint32_t source) {
@@ -152,7 +172,7 @@ static double distance(struct compare *c, uint32_t target, uint32_t source, doub
                                              c->norms + (size_t)source * 2 * c->shape.layers};
 
         if (q.half)
-                kvd_memshare_angles(c->frequencies, c->half, delta, cosine, cosine + c->half);
+                compare_angles(c, delta, cosine);
         return task->ops->memshare->distance(&q, &a, &b);
 }
 
@@ -280,16 +300,10 @@ static double limit_of(const struct task *task, uint32_t param) {
 }
 
 static struct compare comparison(struct task *task) {
-        const struct shape *s = &task->shape;
-
         return (struct compare){.task = task,
                                 .metric = (enum kvd_memshare_metric)(
                                         1 + (int)task_setting(task, KVD_memshare_metric)),
-                                .shape = {.layers = s->layers,
-                                          .heads = s->heads,
-                                          .tokens = s->tokens,
-                                          .dim = s->dim,
-                                          .type = s->type}};
+                                .shape = shape_of(task, task->shape.layers)};
 }
 
 static int do_compare(struct task *task) {

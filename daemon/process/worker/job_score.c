@@ -25,10 +25,12 @@ struct scores {
         float *result;  /* [item] */
 };
 
-static struct kvd_key_rows keys_of(const struct task *task, const uint8_t *const *block) {
+static struct kvd_key_rows keys_of(const struct task *task, const uint8_t *const *block,
+                                   uint32_t layer) {
         const struct shape *s = &task->shape;
 
         return (struct kvd_key_rows){.blocks = block,
+                                     .offset = layer * 2 * s->plane,
                                      .head_stride = s->head_stride,
                                      .token_stride = s->token_stride,
                                      .per_block = s->tokens,
@@ -43,64 +45,68 @@ static uint32_t item_tokens(const struct task *task, uint32_t i) {
 
 /* ---- anchors --------------------------------------------------------------------------------- */
 
-struct sums {
-        struct task *task;
-        float *anchors;
-        float *scratch;
-        uint32_t *counts; /* [head] */
-};
+size_t score_scratch(const struct task *task) {
+        const struct kvd_key_rows keys = keys_of(task, NULL, 0);
 
-static void add_own(const struct sums *all, uint32_t i, const uint8_t *block) {
-        const struct task *task = all->task;
+        return kvd_keydiff_scratch(&keys) + keys.heads;
+}
+
+void score_add_anchors(const struct task *task, const uint8_t *block, uint32_t n_tokens,
+                       float *sums, float *scratch) {
         const struct shape *s = &task->shape;
-        struct kvd_key_rows keys = keys_of(task, &block);
+        uint32_t *counts = (uint32_t *)(scratch + score_scratch(task)) - s->heads;
 
+        memset(counts, 0, s->heads * sizeof *counts);
         for (uint32_t l = 0; l < s->layers; l++) {
-                keys.offset = l * 2 * s->plane;
-                task->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim,
-                                           all->counts, &keys, 0, item_tokens(task, i),
-                                           all->scratch);
+                const struct kvd_key_rows keys = keys_of(task, &block, l);
+
+                task->ops->keydiff->anchor(sums + (size_t)l * s->heads * s->dim, counts, &keys, 0,
+                                           n_tokens, scratch);
         }
 }
 
-static void add_anchor(const struct sums *all, uint32_t i) {
-        const struct kvd_job_item *item = &all->task->items[i];
-        const struct shape *s = &all->task->shape;
-        const uint8_t *row = task_summary(all->task, item->row, kvd_ref_generation(item->ref)),
-                      *block;
+static void add_item(const struct task *task, uint32_t i, float *sums, float *scratch) {
+        const struct kvd_job_item *item = &task->items[i];
+        const struct shape *s = &task->shape;
+        const uint8_t *row = task_summary(task, item->row, kvd_ref_generation(item->ref)), *block;
         size_t n = (size_t)s->layers * s->heads * s->dim;
 
         if (row) {
-                const float *anchors = (const float *)(row + all->task->space->summary.anchors_off);
+                const float *anchors = (const float *)(row + task->space->summary.anchors_off);
 
                 for (size_t d = 0; d < n; d++)
-                        all->anchors[d] += anchors[d];
+                        sums[d] += anchors[d];
                 return;
         }
-        block = task_block(all->task, i);
+        block = task_block(task, i);
         if (block)
-                add_own(all, i, block);
+                score_add_anchors(task, block, item_tokens(task, i), sums, scratch);
 }
 
 float *score_anchors(struct task *task) {
         const struct shape *s = &task->shape;
-        struct kvd_key_rows keys = keys_of(task, NULL);
-        struct sums all = {.task = task};
+        float *sums = task_room(task, (size_t)s->layers * s->heads * s->dim, sizeof *sums),
+              *scratch = task_room(task, score_scratch(task), sizeof *scratch);
 
-        all.anchors = task_room(task, (size_t)s->layers * s->heads * s->dim, sizeof *all.anchors);
-        all.scratch = task_room(task, kvd_keydiff_scratch(&keys), sizeof *all.scratch);
-        all.counts = task_room(task, s->heads, sizeof *all.counts);
-        if (!all.anchors || !all.scratch || !all.counts)
+        if (!sums || !scratch)
                 return NULL;
         for (uint32_t i = 0; i < task->job->n_items; i++)
                 if (task->items[i].flags != KVD_JOB_DEST) {
-                        add_anchor(&all, i);
+                        add_item(task, i, sums, scratch);
                         task_spend(task, s->block_bytes);
                 }
-        return all.anchors;
+        return sums;
 }
 
 /* ---- scores ---------------------------------------------------------------------------------- */
+
+void score_layer(const struct task *task, const uint8_t *block, uint32_t n_tokens, uint32_t layer,
+                 const float *anchors, float *to, size_t stride, float *scratch) {
+        const struct kvd_key_rows keys = keys_of(task, &block, layer);
+
+        task->ops->keydiff->score(to, stride, &keys, 0, n_tokens,
+                                  anchors + (size_t)layer * keys.heads * keys.dim, scratch);
+}
 
 /* Mean over the layers, except those without a valid key (less than -2). */
 struct mean {
@@ -131,12 +137,9 @@ static void score(void *data, uint32_t i, uint32_t thread) {
         float *scratch = all->rooms + thread * all->room, *scores = scratch + all->scratch;
         float *best = scores + (size_t)s->heads * s->tokens, of_layer;
         struct mean mean = {0};
-        struct kvd_key_rows keys = keys_of(task, &block);
 
         for (uint32_t l = 0; block && n && l < s->layers; l++) {
-                keys.offset = l * 2 * s->plane;
-                task->ops->keydiff->score(scores, s->tokens, &keys, 0, n,
-                                          all->anchors + (size_t)l * s->heads * s->dim, scratch);
+                score_layer(task, block, n, l, all->anchors, scores, s->tokens, scratch);
                 task->ops->keydiff->blocks(&of_layer, best, scores, s->tokens, s->heads, n,
                                            s->tokens);
                 add_layer(&mean, of_layer);
@@ -147,12 +150,11 @@ static void score(void *data, uint32_t i, uint32_t thread) {
 static int do_score(struct task *task) {
         const struct shape *s = &task->shape;
         struct scores all = {.task = task};
-        struct kvd_key_rows keys = keys_of(task, NULL);
         int r = task_needs_numbers(task);
 
         if (r < 0)
                 return r;
-        all.scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
+        all.scratch = ALIGN_UP(score_scratch(task), 16);
         all.room = all.scratch + (size_t)s->heads * s->tokens + s->heads;
         all.room = ALIGN_UP(all.room, 16);
         all.result = task_results(task, task->job->n_items, sizeof(float));

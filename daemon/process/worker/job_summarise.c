@@ -13,11 +13,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/process/worker/compare.h"
 #include "daemon/process/worker/jobs.h"
+#include "daemon/process/worker/score.h"
 #include "daemon/process/worker/summarise.h"
 #include "kernels/hshare.h"
-#include "kernels/keydiff.h"
-#include "kernels/memshare.h"
 
 /* ---- channels -------------------------------------------------------------------------------- */
 
@@ -115,38 +115,18 @@ static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, 
 static void put_norms(const struct task *task, const uint8_t *block, uint32_t n_tokens, float *to,
                       uint8_t *room) {
         const struct shape *s = &task->shape;
-        const struct kvd_memshare_shape layer = {.layers = 1,
-                                                 .heads = s->heads,
-                                                 .tokens = s->tokens,
-                                                 .dim = s->dim,
-                                                 .type = s->type};
 
         for (uint32_t l = 0; l < s->layers; l++)
-                task->ops->memshare->norms(&layer,
-                                           whole_layer(s, layer_keys(s, block, l), n_tokens, room),
-                                           to + 2 * l);
+                compare_norms(task, 1, whole_layer(s, layer_keys(s, block, l), n_tokens, room),
+                              to + 2 * l);
 }
 
 static void put_anchors(const struct task *task, const uint8_t *block, uint32_t n_tokens, float *to,
                         uint8_t *room) {
         const struct shape *s = &task->shape;
-        struct kvd_key_rows keys = {.blocks = &block,
-                                    .head_stride = s->head_stride,
-                                    .token_stride = s->token_stride,
-                                    .per_block = s->tokens,
-                                    .heads = s->heads,
-                                    .dim = s->dim,
-                                    .type = s->type};
-        float *scratch = (float *)room;
-        uint32_t *counts = (uint32_t *)(scratch + kvd_keydiff_scratch(&keys));
 
         memset(to, 0, (size_t)s->layers * s->heads * s->dim * sizeof *to);
-        for (uint32_t l = 0; l < s->layers; l++) {
-                keys.offset = l * 2 * s->plane;
-                memset(counts, 0, s->heads * sizeof *counts);
-                task->ops->keydiff->anchor(to + (size_t)l * s->heads * s->dim, counts, &keys, 0,
-                                           n_tokens, scratch);
-        }
+        score_add_anchors(task, block, n_tokens, to, (float *)room);
 }
 
 static void put_labels(const struct task *task, const uint8_t *block, uint32_t n_tokens,
@@ -166,10 +146,8 @@ static void put_labels(const struct task *task, const uint8_t *block, uint32_t n
 
 static size_t summary_room_bytes(const struct task *task) {
         const struct shape *s = &task->shape;
-        const struct kvd_key_rows keys = {.heads = s->heads, .dim = s->dim};
-        size_t anchors = (kvd_keydiff_scratch(&keys) + s->heads) * sizeof(float);
 
-        return ALIGN_UP(MAX(2 * s->plane, anchors), 64);
+        return ALIGN_UP(MAX(2 * s->plane, score_scratch(task) * sizeof(float)), 64);
 }
 
 static void summary_write(const struct task *task, const uint8_t *block, uint32_t n_tokens,

@@ -2,10 +2,21 @@
 #ifndef KVD_DAEMON_PROCESS_WORKER_SCORE_H
 #define KVD_DAEMON_PROCESS_WORKER_SCORE_H
 
-/* KeyDiff's anchors, which SCORE and COMPACT share. */
+/* Anchors and scores of keys, which SCORE, COMPACT and SUMMARISE share. */
 
 #include "daemon/process/worker/task.h"
 #include "kernels/cuda/keydiff.h"
+
+/* Floats that the next two functions use. */
+size_t score_scratch(const struct task *task);
+
+/* Adds the directions of a block's keys to sums [layer][head][dim]. */
+void score_add_anchors(const struct task *task, const uint8_t *block, uint32_t n_tokens,
+                       float *sums, float *scratch);
+
+/* Scores of a block's keys in one layer; those of head h are at to[h * stride ...]. */
+void score_layer(const struct task *task, const uint8_t *block, uint32_t n_tokens, uint32_t layer,
+                 const float *anchors, float *to, size_t stride, float *scratch);
 
 /*
  * Sum of the directions of the keys of all items except KVD_JOB_DEST, [layer][head][dim]. NULL: out
