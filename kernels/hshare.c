@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "kernels/hshare_select.h"
+#include "kernels/critical.h"
 #include "kernels/lanes.h"
 
 enum { QUERIES = 4, AHEAD = 256 }; /* labels to prefetch ahead */
@@ -395,11 +395,11 @@ static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t of
 }
 
 const struct kvd_hshare_ops KVD_VARIANT(kvd_hshare) = {
-        .label = KVD_VARIANT(kvd_hshare_label),
-        .query = KVD_VARIANT(kvd_hshare_query),
+        .label = KVD_VARIANT(kvd_labels_of_keys),
+        .query = KVD_VARIANT(kvd_label_of_query),
         .scores = scores,
-        .aggregate = KVD_VARIANT(kvd_hshare_aggregate),
-        .top = KVD_VARIANT(kvd_hshare_top),
-        .overlap = KVD_VARIANT(kvd_hshare_overlap),
-        .weigh = KVD_VARIANT(kvd_hshare_weigh),
+        .aggregate = KVD_VARIANT(kvd_critical_aggregate),
+        .top = KVD_VARIANT(kvd_critical_top),
+        .overlap = KVD_VARIANT(kvd_critical_overlap),
+        .weigh = KVD_VARIANT(kvd_critical_weigh),
 };

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* HShare's labels of keys and queries; compiled once for each instruction set. */
+/* Labels of keys and queries; compiled once for each instruction set. */
 
 #include <float.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "kernels/hshare_select.h"
-#include "kernels/hshare_store.h"
 #include "kernels/interleave.h"
+#include "kernels/label_store.h"
 #include "kernels/rows.h"
 
 /* ---- labels ---- */
@@ -407,14 +406,14 @@ KERNEL void label_some(uint8_t *labels, const uint8_t *k, size_t stride, uint32_
                 label_type(labels, k, stride, n, dim, channels, n_channels, type);
 }
 
-void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride,
-                                   enum kvd_number type, uint32_t n, uint32_t dim,
-                                   const uint16_t *channels, uint32_t n_channels) {
+void KVD_VARIANT(kvd_labels_of_keys)(uint8_t *labels, const void *k, size_t stride,
+                                     enum kvd_number type, uint32_t n, uint32_t dim,
+                                     const uint16_t *channels, uint32_t n_channels) {
         TYPED(type, label_some, labels, k, stride, n, dim, channels, n_channels);
 }
 
-void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q,
-                                   const uint16_t *channels, uint32_t n_channels) {
+void KVD_VARIANT(kvd_label_of_query)(struct kvd_label_query *to, const float *q,
+                                     const uint16_t *channels, uint32_t n_channels) {
         float x[KVD_LABEL_CHANNELS_MAX] = {0};
         struct quantised label = {0};
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_KERNELS_HSHARE_STORE_H
-#define KVD_KERNELS_HSHARE_STORE_H
+#ifndef KVD_KERNELS_LABEL_STORE_H
+#define KVD_KERNELS_LABEL_STORE_H
 
 /*
  * store_labels() stores 16 labels of 20 bytes. Lane t of low[w] and high[w] has the halves of word
  * w of label t, each of four codes; least and step are stored as f16.
  */
 
-#include "kernels/hshare_select.h"
+#include "kernels/critical.h"
 
 #if defined(KVD_ISA_AVX512)
 

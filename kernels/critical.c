@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction
+ * Kernels that find critical tokens, and compare sets of them; compiled once for each instruction
  * set.
  *
  * Finding the top z: most scores are far below it. A sample gives a bound that at least z scores
@@ -10,7 +10,7 @@
  * scores.
  */
 
-#include "kernels/hshare_select.h"
+#include "kernels/critical.h"
 
 #include <float.h>
 #include <math.h>
@@ -57,8 +57,8 @@ KERNEL float weights_of(float *x, uint32_t n, float scale) {
         return lanes_sum(sum);
 }
 
-void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint32_t n,
-                                       uint32_t group, float scale, enum kvd_aggregate how) {
+void KVD_VARIANT(kvd_critical_aggregate)(float *to, float *scores, size_t ld, uint32_t n,
+                                         uint32_t group, float scale, enum kvd_aggregate how) {
         if (group == 1)
                 memcpy(to, scores, n * sizeof *to);
         for (uint32_t g = 0; g < group && group > 1; g++) {
@@ -138,8 +138,8 @@ static float sure_bound(const float *scores, uint32_t n, uint32_t z, uint32_t *r
                        -FLT_MAX;
 }
 
-uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z,
-                                     uint32_t first, uint32_t *scratch) {
+uint32_t KVD_VARIANT(kvd_critical_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z,
+                                       uint32_t first, uint32_t *scratch) {
         uint32_t *at = scratch, *order = scratch + n, m;
 
         z = MIN(z, n);
@@ -224,8 +224,8 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
 
 #endif
 
-void KVD_VARIANT(kvd_hshare_overlap)(uint32_t *to, const uint64_t *a, const uint64_t *b,
-                                     uint32_t rows, uint32_t words) {
+void KVD_VARIANT(kvd_critical_overlap)(uint32_t *to, const uint64_t *a, const uint64_t *b,
+                                       uint32_t rows, uint32_t words) {
         uint32_t (*count)(const uint64_t *, const uint64_t *, uint32_t) = common;
 
 #if defined(KVD_ISA_AVX512)
@@ -265,8 +265,8 @@ KERNEL void weigh_type(float *weights, const float *q, size_t ldq, uint32_t grou
                 weigh_lane(weights, q, ldq, group, dim, k, stride, n, d, type);
 }
 
-void KVD_VARIANT(kvd_hshare_weigh)(float *weights, const float *q, size_t ldq, uint32_t group,
-                                   const void *k, size_t stride, enum kvd_number type, uint32_t n,
-                                   uint32_t dim) {
+void KVD_VARIANT(kvd_critical_weigh)(float *weights, const float *q, size_t ldq, uint32_t group,
+                                     const void *k, size_t stride, enum kvd_number type, uint32_t n,
+                                     uint32_t dim) {
         TYPED(type, weigh_type, weights, q, ldq, group, k, stride, n, dim);
 }
