@@ -27,9 +27,9 @@ class EntryFlags(enum.IntFlag):
     BORROWED = 2
     """From the prefix cache: held by the caller's pin, never changed."""
     SHARED = 4
-    """MemShare: a similar block is used instead."""
+    """A similar block is used instead."""
     APPROX = 8
-    """KVReviver: reconstructed from the sketch."""
+    """Reconstructed from the sketch."""
     SPILLED = 16
     """Not resident; there is an exact copy."""
     VAGUE = 32
@@ -84,7 +84,7 @@ class Stats(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Copy of HShare's labels of an entry's tokens: [layer][kv head][token], label_bytes each."""
+    """Copy of the labels of an entry's tokens: [layer][kv head][token], label_bytes each."""
 
     data: bytes
     channels: int
@@ -98,7 +98,7 @@ class Labels(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """HShare's configuration: whose selection of critical tokens each layer and head uses."""
+    """Whose selection of critical tokens each layer and head uses."""
 
     layers: bytes
     """[layer]: the layer whose selection it uses."""
@@ -259,7 +259,7 @@ class Sequence:
         lib.kvd_sequence_stats(self._open(), byref(struct))
         return Stats(*(getattr(struct, name) for name in Stats._fields))
 
-    # ---- HShare ------------------------------------------------------------------------------------------------------
+    # ---- labels and shared selections --------------------------------------------------------------------------------
 
     def labels(self, slot: int) -> Labels | None:
         """Return the labels of an entry's tokens, whether or not it is resident; None if they have not been made."""

@@ -371,7 +371,7 @@ class Space:
         return TokenSequence(self, self._open(), max_blocks)
 
     def setting(self, name: str) -> float:
-        """Return a setting of the space by its name in kvctl(1): "keydiff" (0 or 1), "keydiff.budget", ..."""
+        """Return a setting of the space by its name in kvctl(1): "pressure" (0 or 1), "pressure.high", ..."""
         value = c_double()
         check(lib.kvd_space_setting(self._open(), c_string("name", name), byref(value)))
         return value.value
@@ -387,17 +387,17 @@ class Space:
         return Counters(*(getattr(struct, name) for name in Counters._fields))
 
     def prefix_depth(self, prefix: int, prompt: int, generated: int) -> int:
-        """BiCache: return how many layers of a shared prefix to reuse unchanged, for these numbers of tokens; 0 if the
+        """Return how many layers of a shared prefix to reuse unchanged, for these numbers of tokens; 0 if the
         space has no table."""
         return check(lib.kvd_prefix_depth(self._open(), number("prefix", prefix), number("prompt", prompt),
                                           number("generated", generated)))
 
     def prefix_refresh(self, step: int) -> bool:
-        """BiCache: return whether the deep layers are to be recomputed at this step (counted from 1)."""
+        """Return whether the deep layers are to be recomputed at this step (counted from 1)."""
         return bool(check(lib.kvd_prefix_refresh(self._open(), number("step", step))))
 
     def prefix_sample(self, ratio: int, blocks: Sequence[Block], tokens: int) -> None:
-        """BiCache: submit one profile sample for a prefix of `tokens` tokens that is `ratio` percent of its request.
+        """Submit one profile sample for a prefix of `tokens` tokens that is `ratio` percent of its request.
 
         blocks contains, for each layer group, the prefix's blocks computed alone, then as many computed with the whole
         input. They remain the caller's. Waits up to a minute for the worker."""

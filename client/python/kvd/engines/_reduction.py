@@ -11,6 +11,9 @@ from typing import NamedTuple
 import kvd
 
 METHODS = ("keydiff", "kvreviver", "hshare", "memshare")
+OWN = {"keydiff", "kvreviver"}      # a request that follows one of these shares no blocks with others
+LOOKS = {"kvreviver", "hshare"}     # these must see the queries
+STEPS = {"memshare"}                # these compare steps of reasoning
 LONG_STEP = 3       # blocks: the step of reasoning after one this long begins in a block of its own (MemShare)
 NOTED = 32          # last queries of a prompt, from which the methods estimate what is needed
 PATIENCE_S = 10     # that a request waits for the daemon
@@ -36,7 +39,12 @@ def methods_of(space: kvd.Space) -> set[str]:
 
 def budget_of(space: kvd.Space) -> int:
     """Return the number of tokens that KeyDiff leaves of a request; 0: all."""
-    return int(space.setting("keydiff.budget")) if space.setting("keydiff") else 0
+    return int(space.setting("keydiff.budget")) if drops_tokens(space) else 0
+
+
+def drops_tokens(space: kvd.Space) -> bool:
+    """Return whether KeyDiff is on, with a budget or without."""
+    return bool(space.setting("keydiff"))
 
 
 def slack_of(space: kvd.Space, budget: int, decodes: bool, moves: bool) -> int:

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import kvd
 
 from .._handle import when_forgotten
-from ._reduction import METHODS, NOTED, methods_of
+from ._reduction import METHODS, NOTED, STEPS, compares_steps, methods_of
 from ._transformers_model import DTYPES, check_space, form_of, frequencies_of, refuse, refuse_windows, theta_of, thread
 from ._transformers_sequence import Followed, Keeping, Rows, Scorer, Sequence
 
@@ -75,7 +75,7 @@ def _followed(model: PreTrainedModel, space: kvd.Space, rows: list[tuple[list[in
     """Return rows that follow the space's methods, or keep what they are asked to; none, if there is nothing to follow, or no
     daemon. A batch finds nothing, because its rows begin together."""
     made: list[Sequence] = []
-    methods = methods_of(space) - ({"memshare"} if keeping.frequencies is None else set())
+    methods = methods_of(space) - (STEPS if keeping.frequencies is None else set())
     if keeping.scorer and not keeping.budget and "keydiff" not in methods:
         raise ValueError("a scorer without a budget, which may be the cache's or the space's (keydiff=on, keydiff.budget)")
     if not methods and not keeping.budget:
@@ -204,7 +204,7 @@ class KvdCache(Cache):
     in a space with keydiff=on.
 
     step_ends: ids of the tokens that end a step of reasoning, such as those whose text ends with an empty line. They are for
-    memshare=on, which compares each step of the answer with earlier ones.
+    a space that compares each step of the answer with earlier ones.
     """
 
     def __init__(self, model: PreTrainedModel, space: kvd.Space, input_ids: Any, *, attention_mask: Any = None,
@@ -212,7 +212,7 @@ class KvdCache(Cache):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
         ends = frozenset(step_ends)
-        frequencies = frequencies_of(model) if ends and space.setting("memshare") else None
+        frequencies = frequencies_of(model) if ends and compares_steps(space) else None
         check_space(space, model, follows=METHODS if frequencies is not None else METHODS[:-1])
         if not form_of(model).attends:
             refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"

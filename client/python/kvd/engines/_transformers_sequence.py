@@ -13,7 +13,8 @@ import torch
 import kvd
 
 from . import _reduction
-from ._reduction import LONG_STEP, NOTED, bring_back, budget_of, fetch_all, methods_of, missing, reduction, slack_of, tokens_of
+from ._reduction import (LONG_STEP, LOOKS, NOTED, OWN, STEPS, bring_back, budget_of, drops_tokens, fetch_all, methods_of, missing,
+                         reduction, slack_of, tokens_of)
 from ._transformers_copy import gather
 from ._transformers_exact import SPANS, Exact
 
@@ -173,7 +174,7 @@ Scorer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.
 
 class Keeping(NamedTuple):
     """What a cache was asked for: to keep so many tokens of each layer and head, those to which scorer gives the highest
-    scores; and which tokens end a step of reasoning, with the frequencies of the rotary embedding, for MemShare."""
+    scores; and which tokens end a step of reasoning, with the frequencies of the rotary embedding, to compare steps."""
 
     scorer: Scorer | None = None
     budget: int = 0
@@ -185,25 +186,23 @@ class Followed(Sequence):
     """A row that follows the methods of its space. Its full blocks are in a table of the daemon, and the last block of a long
     step of reasoning, too.
 
-    KeyDiff (Park et al. 2025, arXiv:2504.15364): each layer and KV head keeps the tokens whose keys differ most, beside the
-    first blocks and the newest tokens. KVReviver (arXiv:2512.17917): most blocks leave the pool when the prompt is complete,
-    and come back when a query needs them. With one of these, the row shares no blocks with others. HShare: decoded tokens see a
-    selection. MemShare (arXiv:2507.21433): blocks of a step that repeats an earlier one are replaced by that one's.
-
-    Tokens behind the prompt are approximate, and are not published. The prompt is, unless KeyDiff or KVReviver is on.
+    Under a budget, each layer and KV head keeps the tokens whose keys differ most, beside the first blocks and the newest
+    tokens. Most blocks may leave the pool when the prompt is complete, and come back when a query needs them. With one of
+    these, the row shares no blocks with others, nor is its prompt published; tokens behind the prompt never are, since they
+    are approximate. Decoded tokens may see a selection, and a step that repeats an earlier one may use that one's blocks.
     """
 
     def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int, finds: bool,
                  keeping: Keeping = Keeping()):
         methods = methods_of(space)
         self.keeping = keeping
-        self.own = bool(keeping.budget) or not methods.isdisjoint({"keydiff", "kvreviver"})
+        self.own = bool(keeping.budget) or not methods.isdisjoint(OWN)
         self.moves = "kvreviver" in methods             # blocks may be missing
-        self.looks = not methods.isdisjoint({"kvreviver", "hshare"})
+        self.looks = not methods.isdisjoint(LOOKS)
         self.finds = finds and not self.own
         self.reader: kvd.Reader | None = None
         self.decodes = False
-        self.rotation = keeping.frequencies if "memshare" in methods else None      # keeps the memory
+        self.rotation = keeping.frequencies if methods & STEPS else None    # keeps the memory
         self.frequencies = self.rotation.data_ptr() if self.rotation is not None else 0
         self.step = len(tokens)                 # first token of the step of reasoning in progress
         self.used = 0       # tokens that each layer and head has
@@ -282,7 +281,7 @@ class Followed(Sequence):
 
     def _most(self) -> int:
         """Return the number of tokens that may stay now; 0: all."""
-        if not (self.keeping.scorer and self.keeping.budget or self.space.setting("keydiff")):
+        if not (self.keeping.scorer and self.keeping.budget or drops_tokens(self.space)):
             return 0
         return self.keeping.budget or budget_of(self.space)
 
@@ -374,7 +373,7 @@ class Followed(Sequence):
         except kvd.Error as error:
             log.info("kvd: a step is not compared: %s", error)
 
-    # ---- KeyDiff -----------------------------------------------------------------------------------------------------
+    # ---- a budget ----------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
         """Compact the daemon's table if the row has more tokens than the budget; while it decodes, some more. If that fails,
@@ -412,7 +411,7 @@ class Followed(Sequence):
             self.later = self.length + self.size
 
     def _take_scores(self) -> torch.Tensor | None:
-        """Return the scores of what is seen [layers, kv_heads, tokens]; None: KeyDiff's."""
+        """Return the scores of what is seen [layers, kv_heads, tokens]; None: the daemon's."""
         if self.keeping.scorer is None:
             return None
         g, scores = self.space.geometry, torch.stack(self.scores)
