@@ -218,7 +218,7 @@ struct kvd_sequence_stats {
 };
 void kvd_sequence_stats(const kvd_sequence *sequence, struct kvd_sequence_stats *ret);
 
-/* ---- HShare ---------------------------------------------------------------------------------- */
+/* ---- labels and shared selections ------------------------------------------------------------ */
 
 struct kvd_label_shape {
         uint32_t channels; /* number of a key's channels in its label */
@@ -253,7 +253,7 @@ int kvd_sequence_critical(kvd_sequence *sequence, uint32_t n, const struct kvd_b
  */
 int kvd_sequence_sharing(kvd_sequence *sequence, uint8_t *layer, uint8_t *head);
 
-/* ---- BiCache --------------------------------------------------------------------------------- */
+/* ---- reused prefixes of bidirectional models ------------------------------------------------- */
 
 /*
  * Returns how many layers of a shared prefix to reuse unchanged, according to the space's table (at

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * profile build, export, import and forget: BiCache's table of a space, which says how many layers
- * of a shared prefix are reused. The daemon collects samples, and builds the table from them.
+ * profile build, export, import and forget: a space's table, which says how many layers of a shared
+ * prefix are reused. The daemon collects samples, and builds the table from them.
  */
 
 #include "tools/kvctl/profile.h"

@@ -3,8 +3,7 @@
 #define KVLM_DIFFUSE_H
 
 /*
- * One request to a masked-diffusion model: turns a prompt and a region of masks into text, with or
- * without BiCache.
+ * One request to a masked-diffusion model: turns a prompt and a region of masks into text.
  */
 
 #include <signal.h>
