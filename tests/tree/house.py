@@ -35,7 +35,7 @@ LIMITS = {
     "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
     "circle tools/kvlm": 4, "circle kernels": 4, "fields space": 24, "fields store": 20, "function": 48, "notes": 0,
     "foreign": 47, "lone": 0,
-    "method": {"bicache": 40, "memshare": 45, "keydiff": 43, "kvreviver": 35, "hshare": 45},
+    "method": {"bicache": 36, "memshare": 40, "keydiff": 39, "kvreviver": 32, "hshare": 38},
 }
 FEW = 25
 
