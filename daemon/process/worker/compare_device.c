@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The second stage of a comparison for blocks on a GPU. The GPU computes the distance of every pair that may
- * be shared, with the same bits as the processor would. The processor then finds the nearest, in
- * the order of job_compare.c. CALIBRATE does the same for given pairs.
+ * The second stage of a comparison for blocks on a GPU. The GPU computes the distance of every pair
+ * that may be shared, with the same bits as the processor would. The processor then finds the
+ * nearest, in the order of job_compare.c. CALIBRATE does the same for given pairs.
  */
 
 #include <errno.h>
