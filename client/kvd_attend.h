@@ -267,9 +267,9 @@ void kvd_reader_stats(const kvd_reader *reader, struct kvd_reader_stats *ret);
  * Kernels run in the order of the stream (kvd_cuda.h), after the kernels of the engine that have
  * written the new tokens' keys and values. Calls do not wait for them, with these exceptions: in a
  * layer whose queries a reader looks at, for the queries; in kvd_batch_end, for masses; and if memory
- * on the GPU must grow. So what the requests name (blocks, sequences) must
- * stay as it is until the stream has passed: apply changes (kvd_sequence_sync) after that. A stream
- * that is being captured is refused: -EBUSY.
+ * on the GPU must grow. So what the requests name (blocks, sequences) must stay as it is until
+ * kvd_batch_end has returned and the stream has passed: apply changes (kvd_sequence_sync) after
+ * that. A stream that is being captured is refused: -EBUSY.
  */
 typedef struct kvd_batch kvd_batch;
 

@@ -14,6 +14,9 @@
 #include "client/methods/reader.h"
 #include "ipc/base/sys.h"
 
+/* What kernels/cuda/attend.h takes. */
+enum { MOST_DIM = 256, MOST_GROUP = 128, MOST_HEADS = 65535 };
+
 static const struct kvd_shape *shape(const struct kvd_batch *b) {
         return &b->space->geometry;
 }
@@ -62,8 +65,10 @@ static int send_lists(struct kvd_batch *b, cu_stream stream) {
         uint32_t ld = rows_most_listed(&b->rows, shape(b));
         size_t numbers = ALIGN_UP(rows * sizeof(uint32_t), ATTEND_LINE),
                bytes = numbers + rows * ld * sizeof(uint32_t);
-        int r = twin_grow(&b->gpu, &b->lists, bytes, stream);
+        int r;
 
+        b->ld_lists = 0;
+        r = twin_grow(&b->gpu, &b->lists, bytes, stream);
         if (r < 0)
                 return r;
         rows_list(&b->rows, shape(b), ld, (uint32_t *)b->lists.host,
@@ -95,9 +100,13 @@ static int clear_masses(struct kvd_batch *b, cu_stream stream) {
 
 /* The host memory of earlier copies may be written again only after the stream has passed them. */
 static int send_all(struct kvd_batch *b, cu_stream stream) {
-        int r = rows_refresh(&b->rows, shape(b), b->frequencies);
+        int r;
 
+        b->sent = false;
         b->ld_lists = 0;
+        r = rows_refresh(&b->rows, shape(b), b->frequencies);
+        if (r == 0 && b->ld && b->ld != b->rows.ld)
+                r = client_fail(-EINVAL, "a sequence without a reader has changed during a step");
         if (r == 0)
                 r = batch_driver(&b->gpu, b->gpu.cuda->cuEventSynchronize(b->copied),
                                  "cuEventSynchronize");
@@ -105,7 +114,8 @@ static int send_all(struct kvd_batch *b, cu_stream stream) {
                 r = send_tables(b, stream);
         if (r == 0)
                 r = record_copy(b, stream);
-        return r < 0 || !b->rows.gaps ? r : send_lists(b, stream);
+        b->sent = r == 0;
+        return r;
 }
 
 static int check_rows(const struct kvd_batch *b) {
@@ -115,6 +125,9 @@ static int check_rows(const struct kvd_batch *b) {
         for (uint32_t i = 0; i < b->rows.n; i++)
                 if (b->rows.at[i].reader && b->rows.at[i].reader->group != group)
                         return client_fail(-EINVAL, "the batch and a reader differ in query heads");
+        if ((uint64_t)b->rows.n * shape(b)->kv_heads > MOST_HEADS)
+                return client_fail(-EINVAL, "%u requests at a time, of %u KV heads", b->rows.n,
+                                   shape(b)->kv_heads);
         return device && device->gpu.ordinal == b->gpu.ordinal ?
                        0 :
                        client_fail(-ESTALE, "the next daemon's pool is not on this GPU");
@@ -134,9 +147,13 @@ int kvd_batch_begin(struct kvd_batch *b, uint32_t n, const struct kvd_request *r
         if (r == 0)
                 r = enter(b, stream);
         if (r == 0) {
+                b->ld = 0;
                 r = send_all(b, stream);
+                if (r == 0 && b->rows.gaps)
+                        r = send_lists(b, stream);
                 if (r == 0)
                         r = clear_masses(b, stream);
+                b->ld = b->rows.ld;
                 kvd_device_leave(&b->device);
         }
         if (r < 0)
@@ -251,6 +268,23 @@ static int attend_all(struct kvd_batch *b, uint32_t layer, struct batch_queries 
         return r;
 }
 
+/* What the layer's queries see, if readers look at them. */
+static int see_again(struct kvd_batch *b, uint32_t layer, struct batch_queries q,
+                     cu_stream stream) {
+        struct tables sent;
+        int r = batch_look(b, layer, q, stream);
+
+        if (r < 0)
+                return r;
+        sent = rows_lay_out(&b->rows, shape(b), b->tables.host);
+        if (!b->sent || rows_have_moved(&b->rows, &sent))
+                r = send_all(b, stream);
+        if (r == 0 && (b->rows.gaps || batch_selects(b)))
+                return send_lists(b, stream);
+        b->ld_lists = 0;
+        return r;
+}
+
 int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size_t ldq, void *out,
                         size_t ldo, void *stream) {
         const struct batch_queries queries = {(cu_address)(uintptr_t)q, ldq};
@@ -263,13 +297,7 @@ int kvd_batch_attention(struct kvd_batch *b, uint32_t layer, const void *q, size
         if (r < 0)
                 return r;
         if (b->rows.looks)
-                r = batch_look(b, layer, queries, stream);
-        if (r == 0 && b->rows.looks && batch_has_moved(b))
-                r = send_all(b, stream);
-        if (r == 0 && b->rows.looks && (b->rows.gaps || batch_selects(b)))
-                r = send_lists(b, stream);
-        else if (r == 0 && !b->rows.gaps)
-                b->ld_lists = 0;
+                r = see_again(b, layer, queries, stream);
         if (r == 0)
                 r = attend_all(b, layer, queries, (cu_address)(uintptr_t)out, ldo, stream);
         kvd_device_leave(&b->device);
@@ -289,7 +317,7 @@ static int take_masses(struct kvd_batch *b, cu_stream stream) {
                                  "cuStreamSynchronize");
         for (uint32_t i = 0; r == 0 && i < b->rows.n; i++)
                 if (b->rows.at[i].mass)
-                        rows_add_mass(&b->rows, shape(b), b->rows.at + i,
+                        rows_add_mass(&b->rows, shape(b), i,
                                       (const float *)b->masses.host +
                                               (size_t)i * shape(b)->kv_heads * b->rows.ld);
         return r;
@@ -349,7 +377,12 @@ static int check_options(struct kvd_space *space, const struct kvd_batch_options
                 return client_fail(-EINVAL, "a batch in a space of several layer groups");
         if (o->dtype != KVD_F32 && o->dtype != KVD_F16 && o->dtype != KVD_BF16)
                 return client_fail(-EINVAL, "queries must be f32, f16 or bf16");
-        return attend_check_heads(&space->geometry, &heads);
+        r = attend_check_heads(&space->geometry, &heads);
+        if (r == 0 && (space->geometry.head_dim > MOST_DIM ||
+                       o->heads / space->geometry.kv_heads > MOST_GROUP))
+                r = client_fail(-EINVAL, "heads of %u numbers, %u of them with one KV head",
+                                space->geometry.head_dim, o->heads / space->geometry.kv_heads);
+        return r;
 }
 
 static int copy_frequencies(struct kvd_batch *b, const float *frequencies) {

@@ -75,8 +75,9 @@ struct rows {
         uint32_t n_turned; /* entries with a delta */
         bool gaps;         /* a slot of a resident entry holds no token */
         bool looks;        /* a reader looks at queries */
-        uint32_t *fill;    /* [rows][ld] tokens of each entry; 0: not resident; owned */
-        size_t fill_room;
+        /* what was sent of the entries: three numbers for each block of a row, owned */
+        uint32_t *cells;
+        size_t cells_room;
         struct view *view; /* of all rows */
 };
 
@@ -90,8 +91,10 @@ void rows_write(const struct rows *rows, const struct kvd_shape *g, const float 
                 struct tables *to);
 /* Slots that are listed of a row and KV head at most. */
 uint32_t rows_most_listed(const struct rows *rows, const struct kvd_shape *g);
-/* Adds to a row's masses. from: [kv_heads][ld], of the row's blocks */
-void rows_add_mass(const struct rows *rows, const struct kvd_shape *g, const struct row *row,
+/* Whether the entries of a row with a reader are others than those that were sent. */
+bool rows_have_moved(const struct rows *rows, const struct tables *sent);
+/* Adds to the masses of row i. from: [kv_heads][ld], of the row's blocks */
+void rows_add_mass(const struct rows *rows, const struct kvd_shape *g, uint32_t i,
                    const float *from);
 /* Lists them: to[(row * kv_heads + head) * ld], and their numbers likewise in n[]. */
 void rows_list(const struct rows *rows, const struct kvd_shape *g, uint32_t ld, uint32_t *n,
@@ -115,7 +118,9 @@ struct kvd_batch {
 
         /* of the step */
         struct rows rows;
+        bool sent;         /* the GPU has what the rows see; if not, the next layer sends it */
         bool measures;     /* a row has masses */
+        uint32_t ld;       /* of the masses; 0: the step has not begun */
         uint32_t ld_lists; /* 0: nothing is listed */
 };
 
@@ -133,8 +138,6 @@ struct batch_queries {
 
 /* Lets the readers look, which may fetch blocks, and takes what the layer's queries see. */
 int batch_look(struct kvd_batch *b, uint32_t layer, struct batch_queries q, cu_stream stream);
-/* Whether a row's blocks are others than those that the GPU has been told. */
-bool batch_has_moved(const struct kvd_batch *b);
 bool batch_selects(const struct kvd_batch *b); /* a row sees chosen slots only */
 
 #endif

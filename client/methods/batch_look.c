@@ -79,20 +79,6 @@ static int look_all(struct kvd_batch *b, uint32_t layer) {
         return r;
 }
 
-bool batch_has_moved(const struct kvd_batch *b) {
-        const struct tables t = rows_lay_out(&b->rows, &b->space->geometry, b->tables.host);
-
-        for (uint32_t i = 0; i < b->rows.n; i++) {
-                const struct row *row = b->rows.at + i;
-                const uint32_t *ids = t.ids + (size_t)i * b->rows.ld;
-
-                for (uint32_t k = 0; looks(row) && k < row->n_entries; k++)
-                        if (ids[k] != (row->entries[k].data ? row->entries[k].block : GPU_NO_BLOCK))
-                                return true;
-        }
-        return false;
-}
-
 int batch_look(struct kvd_batch *b, uint32_t layer, struct batch_queries q, cu_stream stream) {
         size_t n = count_looking(b);
         int r = twin_grow(&b->gpu, &b->queries, n * width(b) * batch_number_bytes(b), stream);

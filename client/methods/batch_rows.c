@@ -103,7 +103,7 @@ int rows_take(struct rows *rows, struct kvd_space *space, uint32_t n,
 
 void rows_free(struct rows *rows) {
         free(rows->at);
-        free(rows->fill);
+        free(rows->cells);
         *rows = (struct rows){0};
 }
 
@@ -128,14 +128,61 @@ static void measure(struct rows *rows, struct row *row, uint32_t block_tokens) {
         rows->longest = MAX(rows->longest, row->n_slots);
 }
 
-static void take_fill(const struct row *row, uint32_t *fill) {
-        for (uint32_t i = 0; i < row->n_entries; i++)
-                if (is_seen(row, row->entries + i))
-                        *fill++ = row->entries[i].data ? row->entries[i].n_tokens : 0;
+/* Of row i: tokens of each block, 0 if it is not resident or the table's; its entry; its delta. */
+static uint32_t *fill_of(const struct rows *rows, uint32_t i) {
+        return rows->cells + (size_t)i * rows->ld;
+}
+
+static uint32_t *entries_of(const struct rows *rows, uint32_t i) {
+        return fill_of(rows, rows->n + i);
+}
+
+static int32_t *deltas_of(const struct rows *rows, uint32_t i) {
+        return (int32_t *)fill_of(rows, 2 * rows->n + i);
+}
+
+static uint32_t tokens_of(const struct kvd_entry *e) {
+        return e->data ? e->n_tokens : 0;
+}
+
+static int32_t delta_of(const struct kvd_entry *e) {
+        return e->data ? e->delta : 0;
+}
+
+static uint32_t id_of(const struct kvd_entry *e) {
+        return e->data ? e->block : GPU_NO_BLOCK;
+}
+
+static void take_entries(struct rows *rows, uint32_t i) {
+        uint32_t *fill = fill_of(rows, i), *entries = entries_of(rows, i), n = 0;
+        const struct row *row = rows->at + i;
+        int32_t *deltas = deltas_of(rows, i);
+
+        memset(deltas, 0, rows->ld * sizeof *deltas);
+        for (uint32_t k = 0; k < row->n_entries; k++)
+                if (is_seen(row, row->entries + k)) {
+                        fill[n] = tokens_of(row->entries + k);
+                        deltas[n] = delta_of(row->entries + k);
+                        entries[n++] = k;
+                }
+}
+
+static int make_cells(struct rows *rows) {
+        size_t room = 3 * (size_t)rows->n * rows->ld;
+
+        if (room <= rows->cells_room)
+                return 0;
+        free(rows->cells);
+        rows->cells_room = 2 * room;
+        rows->cells = sys->calloc(rows->cells_room, sizeof *rows->cells);
+        if (rows->cells)
+                return 0;
+        rows->cells_room = 0;
+        return client_fail(-ENOMEM, "no memory for tables of %u blocks", rows->ld);
 }
 
 int rows_refresh(struct rows *rows, const struct kvd_shape *g, const float *frequencies) {
-        size_t room;
+        int r;
 
         rows->longest = rows->n_turned = 0;
         rows->gaps = false;
@@ -145,19 +192,26 @@ int rows_refresh(struct rows *rows, const struct kvd_shape *g, const float *freq
         if (rows->n_turned && (!frequencies || g->head_dim % 2 != 0))
                 return client_fail(-EINVAL,
                                    "an entry has a delta, and the batch has no frequencies");
-        room = (rows->n + 1) * (size_t)rows->ld; /* and the deltas of a row */
-        if (room > rows->fill_room) {
-                free(rows->fill);
-                rows->fill_room = 2 * room;
-                rows->fill = sys->calloc(rows->fill_room, sizeof *rows->fill);
+        r = make_cells(rows);
+        for (uint32_t i = 0; r == 0 && i < rows->n; i++)
+                take_entries(rows, i);
+        return r;
+}
+
+bool rows_have_moved(const struct rows *rows, const struct tables *sent) {
+        for (uint32_t i = 0; i < rows->n; i++) {
+                const uint32_t *ids = sent->ids + (size_t)i * rows->ld, *fill = fill_of(rows, i);
+                const struct row *row = rows->at + i;
+
+                for (uint32_t k = 0; row->reader && k < row->n_entries; k++) {
+                        const struct kvd_entry *e = row->entries + k;
+
+                        if (ids[k] != id_of(e) || fill[k] != tokens_of(e) ||
+                            deltas_of(rows, i)[k] != delta_of(e))
+                                return true;
+                }
         }
-        if (!rows->fill) {
-                rows->fill_room = 0;
-                return client_fail(-ENOMEM, "no memory for tables of %u blocks", rows->ld);
-        }
-        for (uint32_t i = 0; i < rows->n; i++)
-                take_fill(rows->at + i, rows->fill + (size_t)i * rows->ld);
-        return 0;
+        return false;
 }
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
@@ -183,30 +237,24 @@ struct tables rows_lay_out(const struct rows *rows, const struct kvd_shape *g, u
         return t;
 }
 
-static void write_ids(const struct row *row, uint32_t block_tokens, uint32_t *to) {
+static void write_ids(const struct rows *rows, uint32_t i, uint32_t block_tokens, uint32_t *to) {
+        const struct row *row = rows->at + i;
         uint32_t n_blocks = DIV_UP(row->table.first + row->table.n, block_tokens);
 
-        for (uint32_t i = 0; i < row->n_entries; i++)
-                if (is_seen(row, row->entries + i))
-                        *to++ = row->entries[i].data ? row->entries[i].block : GPU_NO_BLOCK;
+        for (uint32_t k = 0; k < row->n_seen; k++)
+                *to++ = id_of(row->entries + entries_of(rows, i)[k]);
         memcpy(to, row->table.blocks, n_blocks * sizeof *to);
 }
 
 /* Adds the row's rotations behind n others. Returns how many there are now. */
-static uint32_t write_turns(const struct rows *rows, const struct row *row, uint32_t half,
+static uint32_t write_turns(const struct rows *rows, uint32_t i, uint32_t half,
                             const float *frequencies, uint32_t n, uint32_t *rotation,
                             float *rotations) {
-        int32_t *deltas = (int32_t *)(rows->fill + (size_t)rows->n * rows->ld);
-        uint32_t seen = 0, more;
+        uint32_t more = kvd_rotations(deltas_of(rows, i), rows->ld, frequencies, half, rotation,
+                                      rotations + (size_t)n * 2 * half, rows->n_turned - n);
 
-        memset(deltas, 0, rows->ld * sizeof *deltas);
-        for (uint32_t i = 0; i < row->n_entries; i++)
-                if (is_seen(row, row->entries + i))
-                        deltas[seen++] = row->entries[i].data ? row->entries[i].delta : 0;
-        more = kvd_rotations(deltas, rows->ld, frequencies, half, rotation,
-                             rotations + (size_t)n * 2 * half, rows->n_turned - n);
-        for (uint32_t i = 0; i < rows->ld; i++)
-                rotation[i] += rotation[i] ? n : 0;
+        for (uint32_t k = 0; k < rows->ld; k++)
+                rotation[k] += rotation[k] ? n : 0;
         return n + more;
 }
 
@@ -219,29 +267,25 @@ void rows_write(const struct rows *rows, const struct kvd_shape *g, const float 
                 const struct row *row = rows->at + i;
                 size_t at = (size_t)i * rows->ld;
 
-                write_ids(row, g->block_tokens, to->ids + at);
+                write_ids(rows, i, g->block_tokens, to->ids + at);
                 to->lengths[i] = row->n_slots;
                 /* of the rows that are not decoded: from their first token on */
                 to->starts[i] = begin;
                 begin += i < rows->n_single ? 0 : row->table.n;
                 if (rows->n_turned)
-                        turns = write_turns(rows, row, g->head_dim / 2, frequencies, turns,
+                        turns = write_turns(rows, i, g->head_dim / 2, frequencies, turns,
                                             to->rotation + at, to->rotations);
         }
         to->starts[rows->n] = begin;
 }
 
-void rows_add_mass(const struct rows *rows, const struct kvd_shape *g, const struct row *row,
+void rows_add_mass(const struct rows *rows, const struct kvd_shape *g, uint32_t i,
                    const float *from) {
-        uint32_t block = 0;
+        const struct row *row = rows->at + i;
 
-        for (uint32_t i = 0; i < row->n_entries; i++) {
-                if (!is_seen(row, row->entries + i))
-                        continue;
+        for (uint32_t k = 0; k < row->n_seen; k++)
                 for (uint32_t h = 0; h < g->kv_heads; h++)
-                        row->mass[i] += from[(size_t)h * rows->ld + block];
-                block++;
-        }
+                        row->mass[entries_of(rows, i)[k]] += from[(size_t)h * rows->ld + k];
 }
 
 /* ---- lists of slots -------------------------------------------------------------------------- */
@@ -268,9 +312,8 @@ void rows_list(const struct rows *rows, const struct kvd_shape *g, uint32_t ld, 
                         const struct row *row = rows->at + i;
                         const struct kvd_seen *seen = &row->seen;
 
-                        *n = attend_list(rows->fill + (size_t)i * rows->ld, row->n_seen,
-                                         g->block_tokens, row->n_slots,
-                                         seen->chosen ? seen->chosen[h] : NULL,
+                        *n = attend_list(fill_of(rows, i), row->n_seen, g->block_tokens,
+                                         row->n_slots, seen->chosen ? seen->chosen[h] : NULL,
                                          seen->chosen ? seen->n_chosen[h] : 0, to);
                 }
 }

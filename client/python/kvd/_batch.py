@@ -62,7 +62,7 @@ class Batch:
             struct.sequence = None if sequence is None else sequence._open()._as_parameter_
             struct.reader = None if reader is None else reader._open()._as_parameter_
         check(lib.kvd_batch_begin(self._open(), len(requests), structs, stream_of(stream)))
-        self._requests = requests       # whose blocks and sequences are in use
+        self._requests = tuple(requests)        # whose blocks, sequences and readers are in use
 
     def attend(self, layer: int, q: int, ldq: int, out: int, ldo: int, stream: int | None = None) -> None:
         """Attend from all new tokens, those of the first request first. q and out are device addresses of [tokens, heads,
@@ -75,8 +75,10 @@ class Batch:
 
     def end(self, stream: int | None = None) -> None:
         """End the step. Waits for the stream if a reader measures how entries are used."""
-        self._requests = ()
-        check(lib.kvd_batch_end(self._open(), stream_of(stream)))
+        try:
+            check(lib.kvd_batch_end(self._open(), stream_of(stream)))
+        finally:
+            self._requests = ()
 
     def close(self) -> None:
         """Free the batch, once its kernels have run. Does nothing if already closed."""

@@ -14,6 +14,7 @@
 #include "client/internal.h"
 #include "client/kvd_attend.h"
 #include "client/kvd_cuda.h"
+#include "client/methods/batch.h"
 #include "client/reader.h"
 #include "ipc/base/cuda.h"
 #include "kernels/ops.h"
@@ -527,6 +528,34 @@ START_TEST(blocks_that_queries_need_come_back) {
 }
 END_TEST
 
+static cu_result no_memory(cu_address *ret, size_t bytes) {
+        return CU_OUT_OF_MEMORY;
+}
+
+/* An entry is shared in the middle of a step, whose tables grow by rotations. */
+START_TEST(memory_that_runs_out_in_a_step_is_asked_for_again) {
+        struct request *r = start_reviver();
+        const struct kvd_cuda *driver = batch->gpu.cuda;
+        float expected[MOST_NEW][WIDTH], out[MOST_NEW][WIDTH];
+        struct kvd_cuda full = *driver;
+
+        full.cuMemAlloc = no_memory;
+        OK(begin());
+        change(r, 0, 5, false);
+        choose_queries(2, 0.01f);
+        batch->gpu.cuda = &full;
+        for (uint32_t i = 0; i < 2; i++)
+                ck_assert_int_eq(attend_on_gpu(1, 2, out), -ENOMEM);
+        batch->gpu.cuda = driver;
+        attend_on_host(1, expected);
+        OK(attend_on_gpu(1, 2, out));
+        compare(2, expected, out);
+        OK(kvd_batch_end(batch, stream));
+        change(r, 0, 0, false);
+        stop();
+}
+END_TEST
+
 /* ---- a daemon that is killed ----------------------------------------------------------------- */
 
 static int attend_again(void) {
@@ -610,6 +639,8 @@ START_TEST(what_is_not_a_batch_is_refused) {
         expect(try_new(0, options), -EINVAL, "not on a GPU");
         options.heads = 3;
         expect(try_new(1, options), -EINVAL, "3 query heads");
+        options.heads = 129 * HEADS;
+        expect(try_new(1, options), -EINVAL, "129 of them");
         options.heads = QUERIES;
         options.dtype = KVD_Q8;
         expect(try_new(1, options), -EINVAL, "f32, f16 or bf16");
@@ -770,8 +801,8 @@ END_TEST
 
 SUITE("batch", LOOPS(16, requests_see_the_same_as_on_the_processor),
       LOOPS(2, tokens_that_keydiff_keeps_are_seen, what_a_reader_selects_is_seen),
-      TESTS(blocks_that_queries_need_come_back, a_step_outlives_its_daemon,
-            blocks_of_two_daemons_are_not_mixed, what_is_not_a_batch_is_refused,
-            what_is_no_step_is_refused, a_delta_needs_frequencies,
+      TESTS(blocks_that_queries_need_come_back, memory_that_runs_out_in_a_step_is_asked_for_again,
+            a_step_outlives_its_daemon, blocks_of_two_daemons_are_not_mixed,
+            what_is_not_a_batch_is_refused, what_is_no_step_is_refused, a_delta_needs_frequencies,
             a_stream_that_is_captured_is_refused, a_scheduler_maps_only_the_index,
             a_forked_child_has_no_batch))
