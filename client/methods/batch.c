@@ -210,7 +210,8 @@ static struct gpu_attend describe(const struct kvd_batch *b, uint32_t layer, con
 
         layer_lay_out(view->ix, view->base, layer, &at);
         a = (struct gpu_attend){
-                .blocks = {(cu_address)(uintptr_t)view->base, view->ix->block_bytes},
+                .blocks = {.base = (cu_address)(uintptr_t)view->base,
+                           .block_bytes = view->ix->block_bytes},
                 .k_offset = (uint64_t)(at.keys - view->base),
                 .v_offset = (uint64_t)(at.values - view->base),
                 .head_stride = at.head_stride,
