@@ -265,10 +265,11 @@ void kvd_reader_stats(const kvd_reader *reader, struct kvd_reader_stats *ret);
  *                         kvd_reader_end       of each reader
  *
  * Kernels run in the order of the stream (kvd_cuda.h), after the kernels of the engine that have
- * written the new tokens' keys and values. Calls do not wait for them, with these exceptions: in a
- * layer whose queries a reader looks at, for the queries; in kvd_batch_end, for masses; and if memory
- * on the GPU must grow. So what the requests name (blocks, sequences) must stay as it is until
- * kvd_batch_end has returned and the stream has passed: apply changes (kvd_sequence_sync) after
+ * written the new tokens' keys and values. Calls do not wait for them, with these exceptions:
+ * kvd_batch_begin waits for the copies of the step before; a layer whose queries a reader looks at,
+ * for the queries; kvd_batch_end, for masses; and all, if memory on the GPU must grow. What the
+ * requests name (blocks, sequences) must stay as it is until kvd_batch_end has returned and the
+ * stream has passed: apply changes (kvd_sequence_sync, kvd_sequence_wait, kvd_reader_decode) after
  * that. A stream that is being captured is refused: -EBUSY.
  */
 typedef struct kvd_batch kvd_batch;
@@ -309,12 +310,16 @@ int kvd_batch_begin(kvd_batch *batch, uint32_t n, const struct kvd_request *requ
 /*
  * Attends from all new tokens of the step, those of the first request first. q and out are device
  * addresses of [tokens][heads][head_dim] numbers, with ldq and ldo numbers from one token to the
- * next. Errors: those of kvd_reader_attention.
+ * next. Errors: those of kvd_reader_attention, of any reader; it may be called again then. After
+ * -EINVAL because a sequence has changed, the step is over.
  */
 int kvd_batch_attention(kvd_batch *batch, uint32_t layer, const void *q, size_t ldq, void *out,
                         size_t ldo, void *stream);
 
-/* Ends the step, and adds the masses. 0, or an error of the driver: -EIO */
+/*
+ * Ends the step, and adds the masses, which are lost if it fails, or if another step begins without
+ * it. 0; -EBUSY, -ECHILD, or an error of the driver: -EIO
+ */
 int kvd_batch_end(kvd_batch *batch, void *stream);
 
 #pragma GCC visibility pop

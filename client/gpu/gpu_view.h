@@ -57,7 +57,7 @@ struct device {
 
         pthread_mutex_t lock; /* protects what follows; never held during a driver call */
         bool streams;         /* stream memory operations work here */
-        cu_stream own;        /* if they do: to write blocks, and to check the context with */
+        cu_stream own;        /* if they do: an empty stream, to check the context with */
         shm_u64 *page;        /* owned mapping: the semaphore page; NULL if none */
         uint64_t page_bytes;
         cu_address page_at; /* device address of the page */

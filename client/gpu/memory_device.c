@@ -209,18 +209,29 @@ static void unmap_all(struct view *view) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
+static cu_result copy_in(const struct kvd_device *gpu, void *to, const void *from, size_t bytes,
+                         cu_stream stream) {
+        cu_result error = gpu->cuda->cuMemcpyHtoDAsync((cu_address)(uintptr_t)to, from, bytes,
+                                                       stream);
+
+        return error ? error : gpu->cuda->cuStreamSynchronize(stream);
+}
+
+/* In a stream of its own: the legacy default stream would break captures and wait for others. */
 int device_store(struct view *view, void *to, const void *from, size_t bytes) {
         struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */
-        cu_stream stream = view->device->own;
+        cu_stream stream = NULL;
         cu_result error;
         char words[128];
         int r = kvd_device_enter(&gpu);
 
         if (r < 0)
                 return device_fail(&gpu, r, "cannot write a block");
-        error = gpu.cuda->cuMemcpyHtoDAsync((cu_address)(uintptr_t)to, from, bytes, stream);
-        if (error == CU_OK)
-                error = gpu.cuda->cuStreamSynchronize(stream);
+        error = gpu.cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+        if (error == CU_OK) {
+                error = copy_in(&gpu, to, from, bytes, stream);
+                gpu.cuda->cuStreamDestroy(stream);
+        }
         kvd_device_leave(&gpu);
         return error == CU_OK ? 0 :
                                 client_fail(kvd_cuda_errno(error), "cannot write a block: %s",

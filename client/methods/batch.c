@@ -105,8 +105,10 @@ static int send_all(struct kvd_batch *b, cu_stream stream) {
         b->sent = false;
         b->ld_lists = 0;
         r = rows_refresh(&b->rows, shape(b), b->frequencies);
-        if (r == 0 && b->ld && b->ld != b->rows.ld)
+        if (r == 0 && b->ld && b->ld != b->rows.ld) {
+                b->rows.n = 0; /* the masses so far are those of other entries */
                 r = client_fail(-EINVAL, "a sequence without a reader has changed during a step");
+        }
         if (r == 0)
                 r = batch_driver(&b->gpu, b->gpu.cuda->cuEventSynchronize(b->copied),
                                  "cuEventSynchronize");
@@ -266,6 +268,7 @@ static int attend_all(struct kvd_batch *b, uint32_t layer, struct batch_queries 
         for (size_t i = 0; r == 0 && i < ARRAY_SIZE(parts); i++)
                 if (parts[i].n)
                         r = attend(b, layer, &parts[i], q, out, ldo, stream);
+        b->gpu.cuda->cuEventRecord(b->attended, stream);
         return r;
 }
 
@@ -344,11 +347,16 @@ int kvd_batch_end(struct kvd_batch *b, void *stream) {
 static void free_memory(struct kvd_batch *b) {
         struct twin *twins[] = {&b->tables, &b->lists, &b->masses, &b->queries, &b->workspace};
 
-        b->gpu.cuda->cuCtxSynchronize();
+        if (b->copied)
+                b->gpu.cuda->cuEventSynchronize(b->copied);
+        if (b->attended)
+                b->gpu.cuda->cuEventSynchronize(b->attended);
         for (size_t i = 0; i < ARRAY_SIZE(twins); i++)
                 twin_free(&b->gpu, twins[i]);
         if (b->copied)
                 b->gpu.cuda->cuEventDestroy(b->copied);
+        if (b->attended)
+                b->gpu.cuda->cuEventDestroy(b->attended);
 }
 
 /* A child of fork cannot use the driver. */
@@ -357,9 +365,9 @@ struct kvd_batch *kvd_batch_free(struct kvd_batch *b) {
                 return NULL;
         if (b->opened && !forked(b->space->handle) && enter_device(b) == 0) {
                 free_memory(b);
-                kvd_device_leave(&b->device);
                 if (gpu_enter(&b->gpu) == 0)
                         gpu_close(&b->gpu);
+                kvd_device_leave(&b->device);
         }
         rows_free(&b->rows);
         free(b->floats);
@@ -398,24 +406,37 @@ static int copy_frequencies(struct kvd_batch *b, const float *frequencies) {
         return 0;
 }
 
+static int make_events(struct kvd_batch *b) {
+        const struct kvd_cuda *cuda = b->gpu.cuda;
+        int r = batch_driver(&b->gpu, cuda->cuEventCreate(&b->copied, CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate");
+
+        return r < 0 ? r :
+                       batch_driver(&b->gpu,
+                                    cuda->cuEventCreate(&b->attended, CU_EVENT_DISABLE_TIMING),
+                                    "cuEventCreate");
+}
+
 static int open_gpu(struct kvd_batch *b) {
         struct view *view = atomic_load(&b->space->view);
         int r;
 
         if (!view || !view->device)
                 return client_fail(-EINVAL, "the space is not on a GPU");
-        r = gpu_open(&b->gpu, view->device->gpu.ordinal);
-        if (r < 0)
-                return batch_checked(&b->gpu, r);
-        b->opened = true;
         b->device = view->device->gpu;
-        r = gpu_has_kernels(&b->gpu);
-        if (r == 0)
-                r = gpu_check(&b->gpu,
-                              b->gpu.cuda->cuEventCreate(&b->copied, CU_EVENT_DISABLE_TIMING),
-                              "cuEventCreate");
-        gpu_leave(&b->gpu);
-        return batch_checked(&b->gpu, r);
+        r = enter_device(b);
+        if (r < 0)
+                return r;
+        r = batch_checked(&b->gpu, gpu_open(&b->gpu, b->device.ordinal));
+        b->opened = r == 0;
+        if (r == 0) {
+                r = batch_checked(&b->gpu, gpu_has_kernels(&b->gpu));
+                if (r == 0)
+                        r = make_events(b);
+                gpu_leave(&b->gpu);
+        }
+        kvd_device_leave(&b->device);
+        return r;
 }
 
 int kvd_batch_new(struct kvd_space *space, const struct kvd_batch_options *options,
@@ -428,7 +449,10 @@ int kvd_batch_new(struct kvd_space *space, const struct kvd_batch_options *optio
         b = sys->calloc(1, sizeof *b);
         if (!b)
                 return client_fail(-ENOMEM, "out of memory");
-        *b = (struct kvd_batch){.space = space, .options = *options, .workspace = {.alone = true}};
+        *b = (struct kvd_batch){.space = space,
+                                .options = *options,
+                                .workspace = {.kind = TWIN_DEVICE},
+                                .queries = {.kind = TWIN_HOST}};
         b->options.frequencies = NULL;
         r = copy_frequencies(b, options->frequencies);
         if (r == 0)

@@ -25,7 +25,7 @@ struct twin {
         uint8_t *host;
         cu_address device;
         size_t bytes;
-        bool alone; /* without host memory */
+        enum { TWIN_BOTH, TWIN_DEVICE, TWIN_HOST } kind; /* which of them there are */
 };
 
 /* The device is entered in these calls. */
@@ -110,11 +110,12 @@ struct kvd_batch {
         struct kvd_device device; /* the same, for what drivers refuse while a stream is captured */
         bool opened;
         struct twin tables, lists, masses, workspace;
-        struct twin queries; /* its memory on the GPU is not used */
-        float *floats;       /* queries of a row, owned */
+        struct twin queries;
+        float *floats; /* queries of a row, owned */
         size_t n_floats;
-        cu_event
-                copied; /* when it has passed, the host memory of tables and lists may be written */
+        cu_event attended; /* passes when what was launched last is done */
+        /* when it has passed, the host memory of tables and lists may be written */
+        cu_event copied;
 
         /* of the step */
         struct rows rows;

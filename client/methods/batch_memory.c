@@ -19,7 +19,7 @@ void twin_free(struct gpu *gpu, struct twin *t) {
                 gpu->cuda->cuMemFreeHost(t->host);
         if (t->device)
                 gpu->cuda->cuMemFree(t->device);
-        *t = (struct twin){.alone = t->alone};
+        *t = (struct twin){.kind = t->kind};
 }
 
 /* Kernels in the stream may be using the old memory. What it holds is lost. */
@@ -33,8 +33,9 @@ int twin_grow(struct gpu *gpu, struct twin *t, size_t bytes, cu_stream stream) {
                 return r;
         twin_free(gpu, t);
         bytes += bytes / 2;
-        r = batch_driver(gpu, gpu->cuda->cuMemAlloc(&t->device, bytes), "cuMemAlloc");
-        if (r == 0 && !t->alone)
+        if (t->kind != TWIN_HOST)
+                r = batch_driver(gpu, gpu->cuda->cuMemAlloc(&t->device, bytes), "cuMemAlloc");
+        if (r == 0 && t->kind != TWIN_DEVICE)
                 r = batch_driver(gpu,
                                  gpu->cuda->cuMemHostAlloc((void **)&t->host, bytes,
                                                            CU_HOST_PORTABLE),

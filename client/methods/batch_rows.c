@@ -12,7 +12,7 @@
 #include "client/methods/reader.h"
 #include "ipc/base/sys.h"
 
-enum { MOST_SLOTS = 1 << 30 }; /* of a row */
+enum { MOST_SLOTS = 1 << 30 }; /* of a row; times block_tokens, they are counted in 32 bits */
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -40,7 +40,7 @@ static int check(struct rows *rows, struct kvd_space *space, const struct kvd_re
                 return client_fail(
                         -ESTALE, "the requests' tables and sequences belong to different daemons");
         rows->view = view;
-        if (slots > MOST_SLOTS)
+        if (slots > MIN(MOST_SLOTS, UINT32_MAX / space->geometry.block_tokens))
                 return client_fail(-EINVAL, "%llu slots are more than a GPU's kernels take",
                                    (unsigned long long)slots);
         for (uint32_t i = 0; r == 0 && i < n_blocks; i++)

@@ -407,12 +407,16 @@ void selection_take(struct kvd_reader *r) {
                 free_asked(r);
 }
 
-static int write_block(const struct kvd_reader *r, uint8_t *to, const void *from, size_t bytes) {
+/* The next daemon's blocks may be elsewhere, and do not serve this sequence. */
+static int write_block(const struct kvd_reader *r, const struct kvd_block *to, const void *from,
+                       size_t bytes) {
         struct view *view = r->sequence->view;
 
+        if (to->view != view)
+                return client_fail(-ESTALE, "the block is the next daemon's");
         if (view->device)
-                return device_store(view, to, from, bytes);
-        memcpy(to, from, bytes);
+                return device_store(view, to->data, from, bytes);
+        memcpy(to->data, from, bytes);
         return 0;
 }
 
@@ -431,7 +435,7 @@ static int ask_sharing(struct kvd_reader *r, const struct sets *sets) {
         got = s->asked ? kvd_alloc(r->sequence->space, n, s->asked) : 0;
         s->n_asked = (uint32_t)MAX(got, 0);
         for (uint32_t i = 0; e == 0 && s->n_asked == n && i < n; i++)
-                e = write_block(r, s->asked[i].data, (const uint8_t *)sets->bits + i * block_bytes,
+                e = write_block(r, &s->asked[i], (const uint8_t *)sets->bits + i * block_bytes,
                                 MIN(block_bytes, bytes - i * block_bytes));
         if (e < 0 || s->n_asked < n ||
             kvd_sequence_critical(r->sequence, n, s->asked, sets->queries, sets->words,

@@ -709,6 +709,8 @@ START_TEST(a_delta_needs_frequencies) {
 }
 END_TEST
 
+static int capture_mode = CU_CAPTURE_MODE_RELAXED;
+
 /* Functions for graphs, which kvd does not use. */
 static cu_result capture(const char *name, void *argument) {
         void *driver = dlopen("libcuda.so.1", RTLD_NOW), *graph = NULL;
@@ -717,7 +719,7 @@ static cu_result capture(const char *name, void *argument) {
 
         if (strcmp(name, "begin") == 0) {
                 *(void **)&capturing = dlsym(driver, "cuStreamBeginCapture_v2");
-                return capturing(argument, CU_CAPTURE_MODE_RELAXED);
+                return capturing(argument, capture_mode);
         }
         *(void **)&end = dlsym(driver, "cuStreamEndCapture");
         *(void **)&destroy = dlsym(driver, "cuGraphDestroy");
@@ -738,6 +740,27 @@ START_TEST(a_stream_that_is_captured_is_refused) {
         expect(kvd_batch_attention(batch, 0, NULL, WIDTH, NULL, WIDTH, stream), -EBUSY, "captured");
         DRIVER(capture("end", stream));
         step(1);
+        stop();
+}
+END_TEST
+
+/* Of whatever mode: an engine's graphs know nothing of kvd. */
+START_TEST(the_capture_of_another_stream_is_left_alone) {
+        cu_stream other;
+
+        start(KVD_F32, KVD_HND, KVD_F32);
+        add(2, 7, 1);
+        step(1);
+        DRIVER(cuda->cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0));
+        capture_mode = _i;
+        DRIVER(capture("begin", other));
+        batch = kvd_batch_free(batch);
+        make_batch(KVD_F32);
+        OK(begin());
+        OK(kvd_batch_end(batch, stream));
+        DRIVER(capture("end", other));
+        step(1);
+        DRIVER(cuda->cuStreamDestroy(other));
         stop();
 }
 END_TEST
@@ -801,6 +824,7 @@ END_TEST
 
 SUITE("batch", LOOPS(16, requests_see_the_same_as_on_the_processor),
       LOOPS(2, tokens_that_keydiff_keeps_are_seen, what_a_reader_selects_is_seen),
+      LOOPS(CU_CAPTURE_MODE_RELAXED + 1, the_capture_of_another_stream_is_left_alone),
       TESTS(blocks_that_queries_need_come_back, memory_that_runs_out_in_a_step_is_asked_for_again,
             a_step_outlives_its_daemon, blocks_of_two_daemons_are_not_mixed,
             what_is_not_a_batch_is_refused, what_is_no_step_is_refused, a_delta_needs_frequencies,
