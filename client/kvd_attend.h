@@ -301,9 +301,9 @@ kvd_batch *kvd_batch_free(kvd_batch *batch);
 
 /*
  * Begins a step of n requests. What they name stays the caller's; a sequence that has a reader is in
- * one of them only. Requests of one token are faster if they come first. -EINVAL: a table or its blocks, as for kvd_sequence_attention; or
- * an entry has a delta, and there are no frequencies. -ESTALE: tables and sequences belong to
- * different daemons. After an error no step has begun.
+ * one of them only. Requests of one token are faster if they come first. -EINVAL: a table or its
+ * blocks, as for kvd_sequence_attention; or an entry has a delta, and there are no frequencies.
+ * -ESTALE: tables and sequences belong to different daemons. After an error no step has begun.
  */
 int kvd_batch_begin(kvd_batch *batch, uint32_t n, const struct kvd_request *requests, void *stream);
 

@@ -38,7 +38,8 @@ class Batch:
     For one thread at a time. heads, scale and frequencies are those of kvd.Reader; frequencies are needed if an entry has a
     delta. dtype is that of queries and results: "f32", "f16" or "bf16". stream is a GPU stream, as in Pin.wait(): kernels run
     in its order, and calls do not wait for them, but for the queries if a reader looks at them. Sliding windows, soft caps and
-    sinks are not supported. Blocks and sequences that a step uses must stay as they are until the stream has passed it.
+    sinks are not supported. Blocks and sequences that a step uses must stay as they are until end() has returned and the
+    stream has passed it.
 
     Needs a libkvd with kernels: from a build with nvcc (Meson's option cuda), or pip install client/python -C cuda=enabled.
     Raises kvd.Invalid if the space is not on a GPU, kvd.Busy if the stream is being captured, and what Table.attend() raises.
@@ -74,7 +75,7 @@ class Batch:
             check(result)
 
     def end(self, stream: int | None = None) -> None:
-        """End the step. Waits for the stream if a reader measures how entries are used."""
+        """End the step. Waits for the stream if there are masses to add."""
         try:
             check(lib.kvd_batch_end(self._open(), stream_of(stream)))
         finally:

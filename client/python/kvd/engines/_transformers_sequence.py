@@ -186,10 +186,11 @@ class Followed(Sequence):
     """A row that follows the methods of its space. Its full blocks are in a table of the daemon, and the last block of a long
     step of reasoning, too.
 
-    Under a budget, each layer and KV head keeps the tokens whose keys differ most, beside the first blocks and the newest
-    tokens. Most blocks may leave the pool when the prompt is complete, and come back when a query needs them. With one of
-    these, the row shares no blocks with others, nor is its prompt published; tokens behind the prompt never are, since they
-    are approximate. Decoded tokens may see a selection, and a step that repeats an earlier one may use that one's blocks.
+    Under a budget, each layer and KV head keeps the tokens whose keys differ most (arXiv:2504.15364), beside the first blocks
+    and the newest tokens. Most blocks may leave the pool when the prompt is complete, and come back when a query needs them
+    (arXiv:2512.17917). With one of these, the row shares no blocks with others, nor is its prompt published; tokens behind the
+    prompt never are, since they are approximate. Decoded tokens may see a selection, and a step that repeats an earlier one may
+    use that one's blocks (arXiv:2507.21433).
     """
 
     def __init__(self, space: kvd.Space, tokens: list[int], pad: int, salt: int, most: int, finds: bool,
